@@ -119,8 +119,8 @@ async def serve_sessions() -> None:
         make_scratch_tokenizer(["What is 6 * 7?"], MIN_VOCAB_SIZE, folder)
         tokenizer = load_tokenizer(folder)
     proxy = SessionProxy(tokenizer=tokenizer, model="policy", max_model_len=4096)
-    form = ChatForm(tokenizer=tokenizer, doors=proxy)
-    doors = [
+    form = ChatForm(tokenizer=tokenizer, session_server=proxy)
+    addresses = [
         proxy.open(
             RecordingSession(
                 _Engine(),  # type: ignore[arg-type]
@@ -134,7 +134,9 @@ async def serve_sessions() -> None:
         )
         for number in range(NUM_SESSIONS)
     ]
-    print(json.dumps([doors[0].base_url, [door.api_key for door in doors]]), flush=True)
+    print(
+        json.dumps([addresses[0].base_url, [address.api_key for address in addresses]]), flush=True
+    )
     await asyncio.to_thread(sys.stdin.read)
     await proxy.stop()
 

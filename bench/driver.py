@@ -159,7 +159,7 @@ async def measure(
         FilePrompts(prompts, seed=0, shuffle=False),
         None,  # type: ignore[arg-type]
         recipe=recipe,
-        elsewhere=collectors,
+        group_sampler=collectors,
     )
     policy = load_objective("policy", recipe)
     assert isinstance(policy, Policy)

@@ -14,7 +14,7 @@ from milescli.console.output import Mode, Output
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe, load
-from milescli.runtime.inputs.run_inputs import prepare
+from milescli.runtime.inputs.run_inputs import prepare_inputs
 from milescli.runtime.planning import plan_only
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.session import RunSession, open_session
@@ -44,7 +44,7 @@ def open_run(recipe: dict[str, object], folder: Path) -> Iterator[tuple[RunSpec,
     nodes = find_nodes(loaded, output=output)
     plan = plan_only(loaded, nodes.machine)
     run = create(base=folder / "runs", recipe_name="bench", name=None)
-    inputs = prepare(loaded.recipe, run, output=output)
+    inputs = prepare_inputs(loaded.recipe, run, output=output)
     spec = RunSpec(run=run, recipe=loaded.recipe, plan=plan, nodes=nodes, inputs=inputs)
     with open_session(spec, prestarted=Prestarted(), log_dir=run.new_attempt()) as session:
         yield spec, session

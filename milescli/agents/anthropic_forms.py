@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from milescli.agents.openai_forms import (
-    Answered,
-    Asked,
+    Choice,
     Events,
     Json,
+    ModelRequest,
     require_texts,
     sampling_of,
     usage,
@@ -20,8 +20,8 @@ from milescli.core.files import parse_json
 _ENDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def messages_asked(body: Mapping[str, Any]) -> Asked:
-    """Parse a request of /v1/messages. Raises ValueError with what is wrong."""
+def parse_messages_request(body: Mapping[str, Any]) -> ModelRequest:
+    """Parse a request of /v1/messages. Raises ValueError if it is invalid or not supported."""
     given = body.get("messages")
     if not isinstance(given, list) or not given:
         raise ValueError("`messages` must be a non-empty list of messages")
@@ -42,7 +42,7 @@ def messages_asked(body: Mapping[str, Any]) -> Asked:
     stop = body.get("stop_sequences")
     if stop is not None and not all(isinstance(text, str) and text for text in stop):
         raise ValueError("`stop_sequences` must be texts")
-    return Asked(
+    return ModelRequest(
         messages=messages,
         tools=[_tool(tool) for tool in body.get("tools") or []] if wanted == "auto" else [],
         max_new_tokens=most,
@@ -52,7 +52,7 @@ def messages_asked(body: Mapping[str, Any]) -> Asked:
     )
 
 
-def message_response(answered: Answered, *, model: str, number: str) -> Json:
+def message_response(answered: Choice, *, model: str, number: str) -> Json:
     """Return the response of /v1/messages."""
     assert answered.reply is not None, "a chat has replies"
     message = answered.reply.message
@@ -61,27 +61,27 @@ def message_response(answered: Answered, *, model: str, number: str) -> Json:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         used = {"type": "tool_use", "id": call["id"], "name": name, "input": _loaded(arguments)}
         content.append(used)
-    told = usage([answered])
+    counts = usage([answered])
     return {
         **_head(model=model, number=number),
         "content": content,
         "stop_reason": _ENDS[answered.finish_reason],
         "usage": {
-            "input_tokens": told["prompt_tokens"],
-            "output_tokens": told["completion_tokens"],
+            "input_tokens": counts["prompt_tokens"],
+            "output_tokens": counts["completion_tokens"],
         },
     }
 
 
 _BLOCKS = {"reasoning_content": "thinking", "content": "text"}
-"""Part of a message -> type of its block, whose text has the same name."""
+"""Part of a message -> type of its content block, whose text field has the same name."""
 
 
 class MessageEvents(Events):
     """Writes the events of /v1/messages."""
 
     def __init__(self, *, model: str, number: str) -> None:
-        """Write events with these names."""
+        """Set the model and the request number that the events contain."""
         super().__init__()
         self._head = _head(model=model, number=number)
         self._num_blocks = 0
@@ -89,12 +89,12 @@ class MessageEvents(Events):
         """Part of the message whose block is being sent."""
 
     def piece(self, part: str, text: str) -> Iterator[str]:
-        """Say a piece of a block."""
+        """Yield the events for a piece of a content block."""
         if not self.has_begun:
             # how many tokens the prompt has is told at the end
             usage = {"input_tokens": 0, "output_tokens": 0}
             yield _event("message_start", message={**self._head, "usage": usage})
-        self._said[part] += text
+        self._sent[part] += text
         block = _block(part, text)
         if part != self._open:
             yield from self._close()
@@ -103,13 +103,13 @@ class MessageEvents(Events):
         yield self._delta(block)
 
     def end(self, response: Json) -> Iterator[str]:
-        """Say what is left of `message_response`."""
+        """Yield the events for the rest of `message_response`."""
         if not self.has_begun:
             yield _event("message_start", message={**self._head, "usage": response["usage"]})
         part_of = {kind: part for part, kind in _BLOCKS.items()}
         for block in response["content"]:
             part = part_of.get(block["type"])
-            if part is not None and self._said[part]:
+            if part is not None and self._sent[part]:
                 if part == self._open and (rest := self._rest(part, block[block["type"]])):
                     yield self._delta(_block(part, rest))
                 continue
@@ -123,12 +123,12 @@ class MessageEvents(Events):
         yield _event("message_stop")
 
     def failed(self, message: str) -> Iterator[str]:
-        """Say that nothing more comes."""
+        """Yield the event that ends the stream with an error."""
         yield _event("error", error={"type": "api_error", "message": message})
 
     def _begin(self, block: Json) -> str:
-        begun, _ = _in_parts(block)
-        return _event("content_block_start", index=self._num_blocks, content_block=begun)
+        head, _ = _in_parts(block)
+        return _event("content_block_start", index=self._num_blocks, content_block=head)
 
     def _delta(self, block: Json) -> str:
         _, delta = _in_parts(block)
@@ -164,7 +164,7 @@ def _head(*, model: str, number: str) -> Json:
 
 
 def _in_parts(block: Json) -> tuple[Json, Json]:
-    """Return how a block begins, and its content."""
+    """Return (the block with empty content, the content)."""
     if block["type"] == "tool_use":
         whole = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
         return {**block, "input": {}}, whole
@@ -184,7 +184,7 @@ def _messages(message: Json) -> list[Json]:
         return [{"role": message["role"], "content": blocks}]
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise ValueError("the content of a message must be text or a list of blocks")
-    told: list[Json] = []
+    converted: list[Json] = []
     one: Json = {"role": message["role"], "content": ""}
     for block in blocks:
         kind = block.get("type")
@@ -198,10 +198,12 @@ def _messages(message: Json) -> list[Json]:
             one.setdefault("tool_calls", []).append(call)
         elif kind == "tool_result":
             result = {"role": "tool", "tool_call_id": block.get("tool_use_id")}
-            told.append({**result, "content": _text(block.get("content"))})
+            converted.append({**result, "content": _text(block.get("content"))})
         else:
             raise ValueError(f"blocks of type `{kind}` are not supported")
-    return [*told, one] if one["content"] or one.get("tool_calls") or not told else told
+    return (
+        [*converted, one] if one["content"] or one.get("tool_calls") or not converted else converted
+    )
 
 
 def _text(content: object) -> str:

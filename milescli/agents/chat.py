@@ -1,5 +1,5 @@
-"""An agent that talks with a user: `rollout.agent=chat`. What the user says is scripted, or a model
-behind an endpoint simulates it."""
+"""Implements `rollout.agent=chat`: an agent that talks with a user. The user's turns are scripted,
+or a model behind an endpoint simulates them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from milescli.rollout.endpoint import Endpoint, base_url
 
 
 class Speaker:
-    """Speaks for a user or a role through an endpoint; one serves all episodes of a process."""
+    """Requests the turns of a user or a role from an endpoint; one serves all episodes of a
+    process."""
 
     def __init__(self, settings: SpeakerSettings, *, who: str, section: str) -> None:
-        """Take the name `who` for errors, such as the role `critic`, and the recipe's `section`
-        that holds its settings. Raises RecipeError if the environment lacks the key."""
+        """Set up the endpoint. `who`: name for errors, such as the role `critic`; `section`: the
+        recipe's section with its settings. Raises RecipeError if the environment lacks the key."""
         assert settings.url is not None, "recipe.check lets no speaker without an address pass"
         self._settings = settings
         self._free: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
@@ -30,7 +31,7 @@ class Speaker:
         )
         try:
             self._endpoint = Endpoint(
-                asker=who,
+                caller=who,
                 section=section,
                 error=EndpointError,
                 url=base_url(settings.url),
@@ -41,7 +42,7 @@ class Speaker:
         except RecipeError as error:
             raise RecipeError(error.what, why=error.why, fix=error.fixes[:1]) from None
 
-    async def say(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    async def next_turn(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the next turn, within the bounds of the settings. Raises EndpointError."""
         settings = self._settings
         body = {
@@ -52,17 +53,17 @@ class Speaker:
         }
         loop = asyncio.get_running_loop()
         async with self._free.setdefault(loop, asyncio.Semaphore(settings.concurrency)):
-            return await self._endpoint.said(body)
+            return await self._endpoint.chat_reply(body)
 
 
 _SIDES = {"user": "assistant", "assistant": "user"}
 
 
 class Chat:
-    """Turns of the model and of `rollout.user`, bounded by `rollout.max_turns`."""
+    """Alternates turns of the model and of `rollout.user`, at most `rollout.max_turns`."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Raises RecipeError if the environment lacks the key of the user's endpoint."""
+        """Set up the user. Raises RecipeError if the environment lacks the key of its endpoint."""
         self._user, self._max_turns = settings.user, settings.max_turns
         self._speaker = None
         if self._user.endpoint.url is not None:
@@ -81,20 +82,20 @@ class Chat:
             messages.append(reply.message)
             if self._speaker is not None and place + 1 == self._max_turns:
                 break  # nobody would answer the user
-            said = await self._said(messages, place)
-            if said is None:
+            user_turn = await self._user_turn(messages, place)
+            if user_turn is None:
                 is_cut = False
                 break
-            messages.append({"role": "user", "content": said})
+            messages.append({"role": "user", "content": user_turn})
         return Outcome(text=text, is_cut=is_cut)
 
-    async def _said(self, messages: Sequence[Mapping[str, Any]], place: int) -> str | None:
-        """Return what the user says after the model's turn `place`, counted from 0; None if the
+    async def _user_turn(self, messages: Sequence[Mapping[str, Any]], place: int) -> str | None:
+        """Return the user's turn after turn `place` of the model, counted from 0; None if the
         conversation has ended. Raises EndpointError."""
         if self._speaker is None:
             return self._user.script[place] if place < len(self._user.script) else None
-        said = await self._speaker.say(self._as_the_user_sees(messages))
-        return None if self._user.ends_with in said else said
+        text = await self._speaker.next_turn(self._as_the_user_sees(messages))
+        return None if self._user.ends_with in text else text
 
     def _as_the_user_sees(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the conversation with the roles swapped, below the user's own system message."""

@@ -1,6 +1,6 @@
-"""An agent that plays in an environment: `rollout.agent=environment`. Each turn of the policy is an
-action, each observation a message of the user; the environment says the reward. Also one episode of
-it, for `miles env play` and evaluations."""
+"""Implements `rollout.agent=environment`: an agent that plays in an environment. Each turn of the
+policy is an action, each observation a message of the user; the environment returns the reward.
+Also plays single episodes, for `miles env play` and evaluations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.rollout.environments import Step, seed_of
 
 
 class EnvironmentAgent:
-    """Turns of the policy in `rollout.environment`, bounded by `rollout.max_turns`."""
+    """Lets the policy play in `rollout.environment`, at most `rollout.max_turns` turns."""
 
     def __init__(self, settings: Rollout) -> None:
         self._max_turns = settings.max_turns
@@ -35,7 +35,7 @@ class EnvironmentAgent:
         """Play one episode; the reward of a turn is that of the environment's step."""
         began = time.monotonic()
         async with self.fleet.episode(prompt.text, prompt.label, seed_of(prompt)) as episode:
-            messages = begun_with(prompt, await episode.reset())
+            messages = opening_messages(prompt, await episode.reset())
             seconds, last = time.monotonic() - began, Step()
             rewards, texts, figures = list[float](), list[str](), dict[str, float]()
             for _ in range(self._max_turns):
@@ -59,8 +59,8 @@ class EnvironmentAgent:
 
 
 def try_environment(settings: EnvironmentSettings, prompt: Prompt) -> None:
-    """Begin one episode of a row, in a process of its own, before a run takes devices. Raises
-    RecipeError where the environment cannot be made, or cannot be reset."""
+    """Start one episode of a row, in a process of its own, before a run takes devices. Raises
+    RecipeError if the environment cannot be created or reset."""
 
     async def begin() -> None:
         fleet = EnvironmentFleet(settings, num_processes=1)
@@ -76,16 +76,18 @@ def try_environment(settings: EnvironmentSettings, prompt: Prompt) -> None:
         raise RecipeError(error.what, why=error.why, fix=error.fixes) from None
 
 
-def try_there(*, import_from: Sequence[str], settings: EnvironmentSettings, prompt: Prompt) -> None:
+def try_on_node(
+    *, import_from: Sequence[str], settings: EnvironmentSettings, prompt: Prompt
+) -> None:
     """Run `try_environment` on another node than the driver's, with `import_from` as its
     `sys.path`."""
     sys.path += [entry for entry in import_from if entry not in sys.path]
     try_environment(settings, prompt)
 
 
-def begun_with(prompt: Prompt, observation: Content | None) -> list[Any]:
-    """Return the messages that an episode begins with: those of the prompt, or, if there is an
-    observation, the prompt's system messages and the observation as the user's."""
+def opening_messages(prompt: Prompt, observation: Content | None) -> list[Any]:
+    """Return the messages with which an episode begins: those of the prompt, or, if there is an
+    observation, the prompt's system messages and the observation as the user's message."""
     messages: Sequence[Any] = prompt.messages
     if observation is None:
         return list(messages)
@@ -94,7 +96,7 @@ def begun_with(prompt: Prompt, observation: Content | None) -> list[Any]:
 
 
 class Game:
-    """One episode, played turn by turn by a caller. Belongs to one event loop."""
+    """Plays one episode, turn by turn as its caller requests. Belongs to one event loop."""
 
     def __init__(self, settings: EnvironmentSettings, prompt: Prompt) -> None:
         self._fleet = EnvironmentFleet(settings, num_processes=1)
@@ -110,14 +112,14 @@ class Game:
         prompt = self._prompt
         playing = self._fleet.episode(prompt.text, prompt.label, seed_of(prompt))
         self._episode = await self._stack.enter_async_context(playing)
-        self.messages = begun_with(prompt, await self._episode.reset())
+        self.messages = opening_messages(prompt, await self._episode.reset())
 
-    async def act(self, said: str) -> Step:
+    async def act(self, action: str) -> Step:
         """Return the environment's next step. Raises AgentError as `begin`."""
         assert self._episode is not None, "a game is begun first"
-        step = await self._episode.step(said)
+        step = await self._episode.step(action)
         self.messages += [
-            {"role": "assistant", "content": said},
+            {"role": "assistant", "content": action},
             {"role": "user", "content": step.observation},
         ]
         return step

@@ -1,4 +1,4 @@
-"""Packages that some agents and environments need and `miles` does not bring."""
+"""Names packages that some agents and environments need and that `miles` does not install."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ EXTRA = "agents"
 """Extra of pyproject.toml that contains all of these packages."""
 
 
-def require_package(module: str, *, asked_by: str) -> None:
+def require_package(module: str, *, needed_by: str) -> None:
     """Raise MachineError if `module` is not installed; imports nothing."""
     if find_spec(module) is None:
         raise MachineError(
-            f"{asked_by} needs the package `{module.replace('_', '-')}`",
+            f"{needed_by} needs the package `{module.replace('_', '-')}`",
             why="it is not installed",
             fix=f"pip install 'miles-cli[{EXTRA}]'",
         )

@@ -20,8 +20,8 @@ SIZE, NUM_HOLES, MIN_STEPS = 4, 2, 2
 """Size, holes and least steps to the goal of the boards of `task:frozen_lake`."""
 NUM_ROWS, NUM_HELDOUT, HELDOUT_MODULUS = 8192, 256, 16
 STOPPED_SHARE = 0.7
-"""Fraction of the demonstrations that stop at once, because a player who stays on the shore never
-falls in. The others walk to the goal."""
+"""Fraction of the demonstrations that stop at once, because a player who does not move never falls
+in. The others walk to the goal."""
 _ABOUT = "Walk from P to G. O is a hole."
 Place = tuple[int, int]
 Board = Sequence[str]
@@ -29,9 +29,9 @@ Board = Sequence[str]
 
 
 class FrozenLake:
-    """A frozen lake: walk over the ice to the goal, around the holes. Implements
-    milescli.rollout.environments.Environment. The policy says up, down, left, right or stop;
-    anything else is a turn in which nothing moves. 1.0 for the step onto the goal."""
+    """Simulates a frozen lake: walk over the ice to the goal, around the holes. Implements
+    milescli.rollout.environments.Environment. The policy writes up, down, left, right or stop; any
+    other text is a turn without a move. The reward is 1.0 for the step onto the goal."""
 
     reward_range = (0.0, 1.0)
 
@@ -53,10 +53,12 @@ class FrozenLake:
         self._rng = random.Random(f"{label}/{seed}")
         rows = (label or "").split("/")
         is_board = len(rows) > 1 and {PLAYER, GOAL} <= set("".join(rows))
-        drawn = rows if is_board else draw(self._rng, size=self._size, num_holes=self._num_holes)
+        drawn = (
+            rows if is_board else draw_board(self._rng, size=self._size, num_holes=self._num_holes)
+        )
         self._at = find(drawn, PLAYER)
         self._board = [row.replace(PLAYER, ICE) for row in drawn]
-        return None if is_board else shown(drawn)
+        return None if is_board else prompt_text(drawn)
 
     def step(self, action: str) -> Step:
         """Make one move; a move off the board leaves the player in place."""
@@ -64,12 +66,12 @@ class FrozenLake:
         if word == STOP:
             return Step(ended=True)
         if word in MOVES:
-            self._at = moved(self._board, self._at, self._slipped(MOVES[word]))
+            self._at = move_from(self._board, self._at, self._slipped(MOVES[word]))
         row, column = self._at
         cell = self._board[row][column]
         if cell != ICE:
             return Step(reward=float(cell == GOAL), ended=True)
-        return Step(observation=board_text(placed(self._board, self._at)))
+        return Step(observation=board_text(with_player(self._board, self._at)))
 
     def _slipped(self, move: Place) -> Place:
         """Return the move itself, or one to either side of it, with probability 1/3 each."""
@@ -92,53 +94,56 @@ def heldout_rows(*, seed: int) -> Iterator[Mapping[str, Any]]:
 def _rows(rng: random.Random, count: int, *, heldout: bool) -> Iterator[Mapping[str, Any]]:
     seen = set[str]()
     while len(seen) < count:
-        board = draw(rng, size=SIZE, num_holes=NUM_HOLES)
+        board = draw_board(rng, size=SIZE, num_holes=NUM_HOLES)
         label = "/".join(board)
         is_heldout = zlib.crc32(label.encode()) % HELDOUT_MODULUS == 0
-        steps, straight = len(way(board)), _distance(find(board, PLAYER), find(board, GOAL))
+        steps, straight = (
+            len(shortest_path(board)),
+            _distance(find(board, PLAYER), find(board, GOAL)),
+        )
         is_fit = MIN_STEPS <= steps == straight  # no detour: a small model sees no further
         if is_heldout is not heldout or label in seen or not is_fit:
             continue
         seen.add(label)
         stops = rng.random() < STOPPED_SHARE
-        walked = [_said(STOP)] if stops else demonstration(board)
-        yield {"prompt": shown(board), "label": label, "demonstration": walked}
+        walked = [_user_message(STOP)] if stops else demonstration(board)
+        yield {"prompt": prompt_text(board), "label": label, "demonstration": walked}
 
 
 def demonstration(board: Board) -> list[dict[str, str]]:
     """Return the turns of a shortest path to the goal."""
     at, ice = find(board, PLAYER), [row.replace(PLAYER, ICE) for row in board]
     turns = list[dict[str, str]]()
-    for word in way(board):
+    for word in shortest_path(board):
         if turns:
-            turns.append({"role": "user", "content": board_text(placed(ice, at))})
-        turns.append(_said(word))
-        at = moved(ice, at, MOVES[word])
+            turns.append({"role": "user", "content": board_text(with_player(ice, at))})
+        turns.append(_user_message(word))
+        at = move_from(ice, at, MOVES[word])
     return turns
 
 
-def _said(text: str) -> dict[str, str]:
+def _user_message(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-def draw(rng: random.Random, *, size: int, num_holes: int) -> list[str]:
+def draw_board(rng: random.Random, *, size: int, num_holes: int) -> list[str]:
     """Draw a board with a path to its goal."""
     while True:
         cells = [PLAYER, GOAL, *[HOLE] * num_holes, *[ICE] * (size * size - 2 - num_holes)]
         rng.shuffle(cells)
         board = ["".join(cells[start : start + size]) for start in range(0, size * size, size)]
-        if way(board):
+        if shortest_path(board):
             return board
 
 
-def way(board: Board) -> list[str]:
+def shortest_path(board: Board) -> list[str]:
     """Return the moves of a shortest path from the player to the goal; empty if there is none."""
     start = find(board, PLAYER)
     waiting, found = deque([start]), {start: list[str]()}
     while waiting:
         at = waiting.popleft()
         for word, move in MOVES.items():
-            to = moved(board, at, move)
+            to = move_from(board, at, move)
             cell = board[to[0]][to[1]]
             if to in found or cell == HOLE:
                 continue
@@ -149,7 +154,7 @@ def way(board: Board) -> list[str]:
     return []
 
 
-def moved(board: Board, at: Place, move: Place) -> Place:
+def move_from(board: Board, at: Place, move: Place) -> Place:
     """Return the cell after a move; the same cell if the move would leave the board."""
     row, column = at[0] + move[0], at[1] + move[1]
     return (row, column) if 0 <= row < len(board) and 0 <= column < len(board[row]) else at
@@ -160,7 +165,7 @@ def find(board: Board, cell: str) -> Place:
     return next((r, row.index(cell)) for r, row in enumerate(board) if cell in row)
 
 
-def placed(ice: Board, at: Place) -> list[str]:
+def with_player(ice: Board, at: Place) -> list[str]:
     """Return the board with the player on it."""
     return [
         row[: at[1]] + PLAYER + row[at[1] + 1 :] if number == at[0] else row
@@ -171,7 +176,7 @@ def placed(ice: Board, at: Place) -> list[str]:
 def board_text(board: Board) -> str:
     """Return the board, one word per cell, and the moves over ice that lead closer to the goal."""
     at, goal = find(board, PLAYER), find(board, GOAL)
-    landed = {word: moved(board, at, move) for word, move in MOVES.items()}
+    landed = {word: move_from(board, at, move) for word, move in MOVES.items()}
     closer = [
         word
         for word, to in landed.items()
@@ -184,6 +189,6 @@ def _distance(one: Place, other: Place) -> int:
     return abs(one[0] - other[0]) + abs(one[1] - other[1])
 
 
-def shown(board: Board) -> str:
+def prompt_text(board: Board) -> str:
     """Return the task's instruction and the board."""
     return f"{_ABOUT}\n{board_text(board)}"

@@ -1,5 +1,5 @@
-"""Environments of the package `gymnasium` whose states can be said in text, such as FrozenLake and
-Taxi. `rollout.environment.name=gymnasium`."""
+"""Implements `rollout.environment.name=gymnasium`: environments of the package `gymnasium` whose
+states have a text form, such as FrozenLake and Taxi."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from milescli.rollout.environments import Step
 _SHOWN_IN_COLOUR = re.compile(r"\x1b\[[0-9;]*m(.+?)\x1b\[0m")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 MAX_ACTIONS = 64
-"""Largest number of actions that a model can be told about."""
+"""Largest number of actions that can be listed for a model."""
 
 
 class GymnasiumText:
-    """An environment of `gymnasium` whose states can be said in text. Implements
+    """Wraps an environment of `gymnasium` whose states have a text form. Implements
     milescli.rollout.environments.Environment."""
 
     reward_range = None
@@ -25,7 +25,7 @@ class GymnasiumText:
     @staticmethod
     def require(settings: Mapping[str, Any]) -> None:
         """Raise MachineError if the package is not installed."""
-        require_package("gymnasium", asked_by="the environment `gymnasium`")
+        require_package("gymnasium", needed_by="the environment `gymnasium`")
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class GymnasiumText:
         named = next((word for word in reversed(words) if word in self._numbers), None)
         if named is None:
             self._num_unclear += 1
-            told = f"Say one of: {', '.join(self._numbers)}."
-            return Step(observation=told, figures={"not_understood": self._num_unclear})
+            reminder = f"Say one of: {', '.join(self._numbers)}."
+            return Step(observation=reminder, figures={"not_understood": self._num_unclear})
         observation, reward, ended, is_cut, _ = self._environment.step(self._numbers[named])
         return Step(
             observation=self._shown(observation),

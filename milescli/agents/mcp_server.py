@@ -1,5 +1,5 @@
-"""One MCP server of a run: starts it or connects to it, calls it, and restarts it if it ends too
-early. Everything here runs in the event loop of `mcp_tools`, which calls it."""
+"""Connects to one MCP server of a run: starts it if necessary, calls it, and restarts it if it ends
+too early. Everything here runs in the event loop of `mcp_tools`, which calls it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIST_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 10.0
 """The `mcp` package itself waits for 2 s, ends the program, and waits for 4 s more."""
 MAX_LOST = 8
-"""Times in a row that a server may be lost before the run stops."""
+"""Number of times in a row that a server may be lost before the run stops."""
 MAX_PAGES = 100
 """Largest number of pages of a list of tools."""
 _TAIL_BYTES = 2048
@@ -69,7 +69,7 @@ class _Printed:
 
 @dataclass(slots=True, kw_only=True)
 class ServerLink:
-    """The connection to one server. Belongs to one event loop."""
+    """Holds the connection to one server. Belongs to one event loop."""
 
     name: str
     """Name in the recipe."""
@@ -92,38 +92,38 @@ class ServerLink:
         except TimeoutError:
             why = f"it did not list its tools within {LIST_TIMEOUT_S:g} s"
         except Exception as error:
-            why = self.blotted(str(error) or type(error).__name__)
+            why = self.redacted(str(error) or type(error).__name__)
         raise MachineError(
             f"the MCP server `{self.name}` cannot be used",
-            why=why + await self._last_words(),
+            why=why + await self._last_output(),
             fix=self._fix(),
         )
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         """Call a tool and return its CallToolResult. Raises ValueError with the server's error,
-        ServerLost if the server is gone, AgentError if that happens again and again."""
+        ServerLost if the server ended, AgentError if it was lost MAX_LOST times in a row."""
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
         client: Client | None = None
         try:
             client = await self._connected()
-            told = await client.call_tool(tool, dict(arguments))
+            result = await client.call_tool(tool, dict(arguments))
             self._num_lost = 0
-            return told
+            return result
         except MCPError as error:
             is_over = error.code == CONNECTION_CLOSED or "Session terminated" in error.message
             if client is not None and not is_over:
                 self._num_lost = 0
-                raise ValueError(self.blotted(error.message)) from None
-            why = self.blotted(error.message)
+                raise ValueError(self.redacted(error.message)) from None
+            why = self.redacted(error.message)
         except Exception as error:
-            why = self.blotted(str(error) or type(error).__name__)
+            why = self.redacted(str(error) or type(error).__name__)
         self._lose(client)
         if self._num_lost >= MAX_LOST:
             raise AgentError(
                 f"the MCP server `{self.name}` was lost {self._num_lost} times in a row",
-                why=why + await self._last_words(),
+                why=why + await self._last_output(),
                 fix=self._fix(),
             )
         raise ServerLost(f"the server of {tool} was lost: {why}")
@@ -145,7 +145,7 @@ class ServerLink:
                 fix=f"export {lacking}=...",
             )
 
-    def blotted(self, text: str) -> str:
+    def redacted(self, text: str) -> str:
         """Return the text without the values of the variables that the server received."""
         for name in [*self.settings.env, *filter(None, [self.settings.api_key_env])]:
             value = os.environ.get(name, "")
@@ -206,10 +206,10 @@ class ServerLink:
             self._end.set()
             self._num_lost += 1
 
-    async def _last_words(self) -> str:
+    async def _last_output(self) -> str:
         if self.settings.url is not None:
             return ""
-        text = self.blotted(await self._printed.last())
+        text = self.redacted(await self._printed.last())
         return f"; it printed last:\n{text}" if text else ""
 
     def _fix(self) -> str:

@@ -1,5 +1,5 @@
-"""The tools of a run's MCP servers, started and listed once in a process, in a thread and event
-loop of their own. Called by `tool_kit`; `mcp_server` talks to one server."""
+"""Provides the tools of a run's MCP servers, which are started and listed once in a process, in a
+thread and event loop of their own. Called by `tool_kit`; `mcp_server` connects to one server."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ T = TypeVar("T")
 
 
 class McpTool:
-    """Implements milescli.agents.tool_kit.Tool and OpenTool: a server knows no episodes."""
+    """Implements milescli.agents.tool_kit.Tool and OpenTool: a server does not distinguish
+    episodes."""
 
-    def __init__(self, servers: McpServers, link: ServerLink, told: Any) -> None:
-        """Take `told`, an entry of the server's list of tools."""
-        self.name: str = told.name
+    def __init__(self, servers: McpServers, link: ServerLink, listed: Any) -> None:
+        """Set the tool. `listed`: its entry in the server's list of tools."""
+        self.name: str = listed.name
         self.schema: Mapping[str, Any] = {
             "type": "function",
             "function": {
-                "name": told.name,
-                "description": " ".join((told.description or "").split()),
-                "parameters": told.input_schema,
+                "name": listed.name,
+                "description": " ".join((listed.description or "").split()),
+                "parameters": listed.input_schema,
             },
         }
         self._servers, self._link = servers, link
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check nothing: the server itself validates the arguments."""
+        """Do nothing: the server itself validates the arguments."""
 
     async def open(self) -> McpTool:
         """Open the tool for one episode."""
@@ -50,18 +51,19 @@ class McpTool:
 
     async def call(self, arguments: Mapping[str, Any]) -> str | list[str | bytes]:
         """Call the tool, and return its text, or texts and image files in their order."""
-        asked = self._servers.begin(self._link.call(self.name, arguments))
-        told = await asyncio.wrap_future(asked)
+        future = self._servers.begin(self._link.call(self.name, arguments))
+        result = await asyncio.wrap_future(future)
         parts = [
-            self._link.blotted(part) if isinstance(part, str) else part for part in parts_of(told)
+            self._link.redacted(part) if isinstance(part, str) else part
+            for part in parts_of(result)
         ]
         texts = [part for part in parts if isinstance(part, str)]
-        if told.is_error:
+        if result.is_error:
             raise ValueError("\n".join(texts))
         return "\n".join(texts) if len(texts) == len(parts) else parts
 
     async def close(self) -> None:
-        """Do nothing: the server keeps running."""
+        """Do nothing: the server continues to run."""
 
 
 @dataclass(eq=False)
@@ -79,22 +81,22 @@ class McpServers:
         raises RecipeError or MachineError if one is not usable."""
         with self._lock:
             if self._tools is None:
-                self._tools = self.begin(self._ask_all()).result()
+                self._tools = self.begin(self._list_all()).result()
             return self._tools
 
-    def begin(self, asked: Coroutine[Any, Any, T]) -> Any:
-        """Run a coroutine in the loop of the servers; returns a concurrent future."""
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> Any:
+        """Run a coroutine in the event loop of the servers; return a concurrent future."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="miles-mcp", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(asked, self._loop)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """End the servers; a later call begins them anew."""
+        """End the servers; a later call starts them again."""
         if self._loop is not None and self._loop.is_running():
             self.begin(self._close_all()).result(timeout=2 * CLOSE_TIMEOUT_S)
 
-    async def _ask_all(self) -> list[McpTool]:
+    async def _list_all(self) -> list[McpTool]:
         for name, settings in self.settings.items():
             self._links[name] = ServerLink(name=name, settings=settings)
         links = self._links.values()
@@ -132,7 +134,7 @@ def servers_of(rollout: Rollout) -> McpServers:
 
 
 def close_servers() -> None:
-    """End all that this process has started. Idempotent; a later call begins anew."""
+    """End all servers that this process has started. Idempotent; a later call starts them again."""
     for servers in _SERVERS.values():
         servers.close()
 
@@ -147,10 +149,11 @@ def require_package(rollout: Rollout) -> None:
         )
 
 
-def parts_of(told: Any) -> list[str | bytes]:
-    """Return a result's texts and image files; for other content, what was left out."""
+def parts_of(result: Any) -> list[str | bytes]:
+    """Return a result's texts and image files; for other content, a text that says what was left
+    out."""
     parts = list[str | bytes]()
-    for part in told.content:
+    for part in result.content:
         resource = getattr(part, "resource", None)
         text = getattr(part, "text", None) or getattr(resource, "text", None)
         kind = getattr(resource or part, "mime_type", None) or part.type
@@ -161,8 +164,8 @@ def parts_of(told: Any) -> list[str | bytes]:
             parts.append(data if isinstance(data, bytes) else b"")
         else:
             parts.append(text if text is not None else f"({kind} left out)")
-    if not parts and told.structured_content is not None:
-        return [json.dumps(told.structured_content)]
+    if not parts and result.structured_content is not None:
+        return [json.dumps(result.structured_content)]
     return parts
 
 

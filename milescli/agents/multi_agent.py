@@ -1,4 +1,4 @@
-"""An agent of several roles that speak in turn: `rollout.agent=multi_agent`. The policy plays them,
+"""Implements `rollout.agent=multi_agent`: several roles that speak in turn. The policy plays them,
 each in a conversation of its own; some may be played by an older version of it, or by models behind
 endpoints."""
 
@@ -9,14 +9,14 @@ from milescli.agents.replying import next_reply
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
-from milescli.rollout.episode.roles import RoleTurn, conversation_of, told_whole
+from milescli.rollout.episode.roles import RoleTurn, conversation_of, episode_as_json
 
 
 class MultiAgent:
-    """Turns of `rollout.roles`, in their order, `rollout.rounds` times."""
+    """Plays the turns of `rollout.roles`, in their order, `rollout.rounds` times."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Raises RecipeError where the environment has not the key of an endpoint."""
+        """Set up the roles. Raises RecipeError if the environment lacks the key of an endpoint."""
         assert settings.roles, "recipe.check lets no agent without roles pass"
         self._roles = settings.roles
         self._order = settings.role_turns
@@ -41,7 +41,7 @@ class MultiAgent:
             text=last.get(self._order[-1], ""),
             turn_roles=[turn.role for turn in turns if self._roles[turn.role].is_policy],
             role_texts={
-                name: last[name] if role.scores == "turn" else told_whole(turns)
+                name: last[name] if role.scores == "turn" else episode_as_json(turns)
                 for name, role in self._roles.items()
                 if role.reward is not None and name in last
             },
@@ -52,15 +52,16 @@ class MultiAgent:
     async def _turn(
         self, name: str, prompt: Prompt, session: Session, turns: list[RoleTurn]
     ) -> tuple[RoleTurn | None, bool]:
-        """Return a role's reply (None: there is no room for it), and whether the reply is missing
-        or cut off. Raises ContextFull if there is no room for the first one, EndpointError."""
+        """Return (the role's reply, True if it is missing or truncated); the reply is None if its
+        conversation is full. Raises ContextFull if even the first reply has no room,
+        EndpointError."""
         messages = conversation_of(name, self._roles, prompt=prompt, turns=turns)
         if speaker := self._speakers.get(name):
-            said = {"role": "assistant", "content": await speaker.say(messages)}
-            return RoleTurn(role=name, message=said), False
+            message = {"role": "assistant", "content": await speaker.next_turn(messages)}
+            return RoleTurn(role=name, message=message), False
         is_policy = self._roles[name].is_policy
-        asked = session if is_policy else session.played_by(name)
-        if (reply := await next_reply(asked, messages)) is None:
+        player = session if is_policy else session.played_by(name)
+        if (reply := await next_reply(player, messages)) is None:
             return None, True
         is_cut = is_policy and reply.turn.stop_reason is StopReason.LENGTH
         return RoleTurn(role=name, message=reply.message), is_cut

@@ -1,5 +1,5 @@
-"""OpenAI's requests and responses as plain data: chat completions, completions, and the form that
-takes and gives token ids. Pure; `proxy` speaks HTTP."""
+"""Represents OpenAI's requests and responses as plain data: chat completions, completions, and the
+form with token ids. Pure; `proxy` handles HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from milescli.core.types import StopReason
 from milescli.data.images import PARTS, source_in
 from milescli.rollout.base import Reply, Turn
 
-PARTS_OF_MESSAGE = ("reasoning_content", "content")
+MESSAGE_PARTS = ("reasoning_content", "content")
 """Texts of a message, in the order in which they are sampled."""
 _CONSTRAINED = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
@@ -25,21 +25,21 @@ SAMPLING = (
     *("min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
 """Sampling fields of a request. `milescli.rollout.base.GenerateRequest` has the first four."""
-_UNSERVED = (
+_UNSUPPORTED = (
     *("logit_bias", "functions", "function_call", "web_search_options", "audio"),
     *("echo", "suffix"),
 )
 
 
-def require_served(body: Body) -> None:
-    """Raise ValueError for features of OpenAI's forms that are not served."""
+def require_supported(body: Body) -> None:
+    """Raise ValueError for features of OpenAI's forms that are not supported."""
     form = body.get("response_format")
     if form is not None and (not isinstance(form, dict) or form.get("type", "text") != "text"):
         raise ValueError("`response_format` must be text, because sampling is not constrained")
-    if asked := next((key for key in _CONSTRAINED if body.get(key)), None):
-        raise ValueError(f"`{asked}` is not supported, because sampling is not constrained")
-    if asked := next((key for key in _UNSERVED if body.get(key)), None):
-        raise ValueError(f"`{asked}` is not supported")
+    if constrained := next((key for key in _CONSTRAINED if body.get(key)), None):
+        raise ValueError(f"`{constrained}` is not supported, because sampling is not constrained")
+    if constrained := next((key for key in _UNSUPPORTED if body.get(key)), None):
+        raise ValueError(f"`{constrained}` is not supported")
     best_of = body.get("best_of")
     if best_of is not None and best_of != (body.get("n") or 1):
         raise ValueError(
@@ -78,8 +78,8 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One parsed request. The recipe decides how tokens are sampled, whatever a client sends,
+class ModelRequest:
+    """Holds one parsed request. The recipe decides how tokens are sampled, whatever a client sends,
     except with `miles serve`."""
 
     messages: Sequence[Json] = ()
@@ -99,12 +99,12 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """One choice of a response."""
+class Choice:
+    """Holds one choice of a response."""
 
     turn: Turn
     pieces: Sequence[str] = field(default=())
-    """[num_response_tokens] text of each token, where log-probs are wanted."""
+    """[num_response_tokens] text of each token, if log-probs are requested."""
     reply: Reply | None = None
     """Reply of a chat."""
 
@@ -116,8 +116,9 @@ class Answered:
         return "tool_calls" if self.reply is not None and self.reply.calls else "stop"
 
 
-def chat_asked(body: Body) -> Asked:
-    """Parse a request of /v1/chat/completions. Raises ValueError with what is wrong."""
+def parse_chat_request(body: Body) -> ModelRequest:
+    """Parse a request of /v1/chat/completions. Raises ValueError if it is invalid or not
+    supported."""
     messages = _list(body, "messages")
     if not messages or not all(isinstance(message, dict) for message in messages):
         raise ValueError("`messages` must be a non-empty list of messages")
@@ -128,11 +129,11 @@ def chat_asked(body: Body) -> Asked:
     elif choice != "auto":
         raise ValueError("`tool_choice` must be auto or none, because sampling is not constrained")
     most = _count(body, "max_completion_tokens") or _count(body, "max_tokens")
-    return Asked(messages=messages, tools=tools, max_new_tokens=most, **_common(body))
+    return ModelRequest(messages=messages, tools=tools, max_new_tokens=most, **_common(body))
 
 
-def text_asked(body: Body) -> Asked:
-    """Parse a request of /v1/completions. Raises ValueError with what is wrong."""
+def parse_completion_request(body: Body) -> ModelRequest:
+    """Parse a request of /v1/completions. Raises ValueError if it is invalid or not supported."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
@@ -141,23 +142,24 @@ def text_asked(body: Body) -> Asked:
     if body.get("stream"):
         raise ValueError("`stream` is not supported here: use /v1/chat/completions")
     most = _count(body, "max_tokens")
-    return Asked(prompt=prompt or [], max_new_tokens=most, **_common(body))
+    return ModelRequest(prompt=prompt or [], max_new_tokens=most, **_common(body))
 
 
-def ids_asked(body: Body) -> Asked:
-    """Parse a request of /inference/v1/generate. Raises ValueError with what is wrong."""
+def parse_token_request(body: Body) -> ModelRequest:
+    """Parse a request of /inference/v1/generate. Raises ValueError if it is invalid or not
+    supported."""
     ids, sampling = body.get("token_ids"), body.get("sampling_params") or {}
     if not _is_ids(ids) or not isinstance(sampling, dict):
         raise ValueError("`token_ids` must be token ids, and `sampling_params` an object")
     if body.get("stream"):
         raise ValueError("`stream` is not supported here")
-    return Asked(
+    return ModelRequest(
         prompt=list(ids or []), max_new_tokens=_count(sampling, "max_tokens"), **_common(sampling)
     )
 
 
 def _common(body: Body) -> dict[str, Any]:
-    require_served(body)
+    require_supported(body)
     stop, options = body.get("stop"), body.get("stream_options") or {}
     if isinstance(stop, str):
         stop = [stop]
@@ -178,7 +180,7 @@ def _common(body: Body) -> dict[str, Any]:
 
 
 def sampling_of(body: Body) -> Json:
-    """Return the fields that say how to sample, without those that are null."""
+    """Return the sampling fields of a request, without those that are null."""
     return {key: body[key] for key in SAMPLING if body.get(key) is not None}
 
 
@@ -200,7 +202,9 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
-def chat_response(asked: Asked, answered: Sequence[Answered], *, model: str, number: str) -> Json:
+def chat_response(
+    request: ModelRequest, answered: Sequence[Choice], *, model: str, number: str
+) -> Json:
     """Return the response of /v1/chat/completions."""
     choices = []
     for index, answer in enumerate(answered):
@@ -209,9 +213,9 @@ def chat_response(asked: Asked, answered: Sequence[Answered], *, model: str, num
             "index": index,
             "message": dict(answer.reply.message),
             "finish_reason": answer.finish_reason,
-            "logprobs": {"content": _logprobs(answer)} if asked.wants_logprobs else None,
+            "logprobs": {"content": _logprobs(answer)} if request.wants_logprobs else None,
         }
-        if asked.wants_token_ids:
+        if request.wants_token_ids:
             choice |= _token_ids(answer)
         choices.append(choice)
     return {
@@ -223,30 +227,32 @@ def chat_response(asked: Asked, answered: Sequence[Answered], *, model: str, num
 
 class Events:
     """Tracks how much of a message a stream of server-sent events has sent, so that its end sends
-    the rest. The texts in `PARTS_OF_MESSAGE` are sent in pieces while they are sampled; everything
+    the rest. The texts in `MESSAGE_PARTS` are sent in pieces while they are sampled; everything
     else, and texts that were never sent in pieces, comes at the end."""
 
     def __init__(self) -> None:
         """Begin with nothing sent."""
-        self._said = dict.fromkeys(PARTS_OF_MESSAGE, "")
+        self._sent = dict.fromkeys(MESSAGE_PARTS, "")
 
     @property
     def has_begun(self) -> bool:
         """Return True if a piece was sent."""
-        return any(self._said.values())
+        return any(self._sent.values())
 
     def _rest(self, part: str, whole: str) -> str:
-        """Return what is left of `whole`; the pieces sent may lack its leading blanks."""
-        said = self._said[part]
-        whole = whole if whole.startswith(said) else whole.lstrip()
-        return whole[len(said) :] if whole.startswith(said) else ""
+        """Return the part of `whole` that was not sent; the pieces sent may lack its leading
+        blanks."""
+        sent = self._sent[part]
+        whole = whole if whole.startswith(sent) else whole.lstrip()
+        return whole[len(sent) :] if whole.startswith(sent) else ""
 
 
 class ChatEvents(Events):
     """Writes the events of /v1/chat/completions."""
 
     def __init__(self, *, model: str, number: str, wants_usage: bool) -> None:
-        """Write events with these names; with `wants_usage`, the last one has the token counts."""
+        """Set the model and the request number that the events contain; with `wants_usage`, the
+        last one has the token counts."""
         super().__init__()
         self._head = _head("chat.completion.chunk", f"chatcmpl-{number}", model)
         self._wants_usage = wants_usage
@@ -254,14 +260,14 @@ class ChatEvents(Events):
     def piece(self, part: str, text: str) -> Iterator[str]:
         """Yield the event for a piece of the only choice."""
         role = {} if self.has_begun else {"role": "assistant"}
-        self._said[part] += text
+        self._sent[part] += text
         yield self._chunk(0, delta={**role, part: text}, logprobs=None, finish_reason=None)
 
     def end(self, response: Json) -> Iterator[str]:
         """Yield the events for the rest of `chat_response`."""
         for choice in response["choices"]:
             message, index = {**choice["message"]}, choice["index"]
-            for part in PARTS_OF_MESSAGE if self.has_begun else ():
+            for part in MESSAGE_PARTS if self.has_begun else ():
                 message.pop("role", None)
                 if part in message:
                     message[part] = self._rest(part, message[part])
@@ -283,7 +289,9 @@ class ChatEvents(Events):
         return _event({**self._head, "choices": [{"index": index, **fields}]})
 
 
-def text_response(asked: Asked, answered: Sequence[Answered], *, model: str, number: str) -> Json:
+def text_response(
+    request: ModelRequest, answered: Sequence[Choice], *, model: str, number: str
+) -> Json:
     """Return the response of /v1/completions."""
     choices: list[Json] = []
     for index, answer in enumerate(answered):
@@ -293,21 +301,21 @@ def text_response(asked: Asked, answered: Sequence[Answered], *, model: str, num
             "finish_reason": answer.finish_reason,
             "logprobs": None,
         }
-        if asked.wants_logprobs:
+        if request.wants_logprobs:
             choice["logprobs"] = {
                 "tokens": list(answer.pieces),
                 "token_logprobs": list(answer.turn.logprobs),
                 "top_logprobs": None,
                 "text_offset": None,
             }
-        if asked.wants_token_ids:
+        if request.wants_token_ids:
             choice |= _token_ids(answer)
         choices.append(choice)
     head = _head("text_completion", f"cmpl-{number}", model)
     return {**head, "choices": choices, "usage": usage(answered)}
 
 
-def ids_response(answered: Sequence[Answered], *, number: str) -> Json:
+def ids_response(answered: Sequence[Choice], *, number: str) -> Json:
     """Return the response of /inference/v1/generate."""
     return {
         "request_id": number,
@@ -342,7 +350,7 @@ def error(message: str, *, kind: str, code: str | None = None) -> Json:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def usage(answered: Sequence[Answered]) -> Json:
+def usage(answered: Sequence[Choice]) -> Json:
     """Return the token counts; a prompt counts once."""
     prompt = max(len(answer.turn.prompt_ids) for answer in answered)
     sampled = sum(len(answer.turn.response_ids) for answer in answered)
@@ -353,14 +361,14 @@ def usage(answered: Sequence[Answered]) -> Json:
     }
 
 
-def _token_ids(answer: Answered) -> Json:
+def _token_ids(answer: Choice) -> Json:
     return {
         "prompt_token_ids": list(answer.turn.prompt_ids),
         "token_ids": answer.turn.response_ids,
     }
 
 
-def _logprobs(answer: Answered) -> list[Json]:
+def _logprobs(answer: Choice) -> list[Json]:
     return [
         {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
         for piece, logprob in zip(answer.pieces, answer.turn.logprobs, strict=True)

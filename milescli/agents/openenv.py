@@ -1,5 +1,5 @@
-"""Environments behind OpenEnv's reset and step, by its own client, which lives in a virtual
-environment of its own. `rollout.environment.name=openenv`."""
+"""Implements `rollout.environment.name=openenv`: environments behind OpenEnv's reset and step, by
+its own client, which is installed in a virtual environment of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALL_TIMEOUT_S = 3600.0
 
 
 class OpenEnvEnvironment:
-    """An environment behind OpenEnv's reset and step; each object has its own session on the
+    """Calls an environment behind OpenEnv's reset and step; each object has its own session on the
     server. Implements milescli.rollout.environments.Environment."""
 
     reward_range = None
@@ -28,7 +28,7 @@ class OpenEnvEnvironment:
     def require(settings: Mapping[str, Any]) -> None:
         """Raise MachineError if the package is not installed, RecipeError unless the settings name
         exactly one server."""
-        package_named("openenv").require(asked_by="the environment `openenv`")
+        package_named("openenv").require(needed_by="the environment `openenv`")
         if settings and (settings.get("url") is None) == (settings.get("server") is None):
             raise RecipeError(
                 "the environment `openenv` needs exactly one server",
@@ -49,11 +49,11 @@ class OpenEnvEnvironment:
         observation: str | None = None,
         reset: Mapping[str, Any] | None = None,
     ) -> None:
-        """`url`: address of a running server; `server`: import path of an app, started on loopback
-        by each environment process; `action`: field that takes the model's text if it is not a JSON
-        object, by default the only text field; `observation`: field that the model is shown, by
-        default the only one, else all of them as JSON; `reset`: further parameters of the
-        environment's reset, beside the seed."""
+        """Connect to a server. `url`: address of a running server; `server`: import path of an app,
+        started on loopback by each environment process; `action`: field that takes the model's text
+        if it is not a JSON object, by default the only text field; `observation`: field that the
+        model is shown, by default the only one, else all of them as JSON; `reset`: further
+        parameters of the environment's reset, besides the seed."""
         self.require({"url": url, "server": server})
         start = {"url": url, "server": server, "action": action, "observation": observation}
         self._host = host_of(ForeignHost(package_named("openenv"), start))
@@ -84,7 +84,7 @@ class OpenEnvEnvironment:
 
     def _ask(self, method: str, **params: Any) -> Any:
         try:
-            return self._host.ask_now(method, params, timeout_s=CALL_TIMEOUT_S)
+            return self._host.call_now(method, params, timeout_s=CALL_TIMEOUT_S)
         except CallFailed as error:
             server = self._host.start["url"] or self._host.start["server"]
             fix = "miles env check openenv --settings '{...}'   # with those of the recipe"

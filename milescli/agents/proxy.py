@@ -22,45 +22,45 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from milescli.agents import anthropic_forms, openai_forms, responses_form
-from milescli.agents.openai_forms import Answered, Asked
-from milescli.agents.responses_form import Kept, ResponseAsked, UnknownResponse
+from milescli.agents.openai_forms import Choice, ModelRequest
+from milescli.agents.responses_form import ResponsesRequest, StoredResponses, UnknownResponse
 from milescli.core.errors import AgentError, ContextFull, MilesError
 from milescli.core.files import parse_json
 from milescli.data.tokenizer import ChatTokenizer
-from milescli.rollout.base import Door, Session
+from milescli.rollout.base import Session, SessionAddress
 
 if TYPE_CHECKING:
-    from milescli.rollout.episode.pieces import OnPiece
     from milescli.rollout.episode.session import RecordingSession
+    from milescli.rollout.episode.text_pieces import OnPiece
 
 MAX_BODY_BYTES = 64 * 1024**2
 MAX_OPEN = 256
-"""Requests of one session at a time."""
+"""Largest number of open requests of one session."""
 STOP_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True)
-class _Guest:
-    """Holds a session that is served."""
+class _ServedSession:
+    """Holds a session that is served, with its open requests."""
 
     session: Session
     open: set[asyncio.Future[Any]] = field(default_factory=set)
     """Requests that have no response yet."""
-    kept: Kept = field(default_factory=Kept)
+    kept: StoredResponses = field(default_factory=StoredResponses)
     """Responses that a later `/v1/responses` request can continue from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
-    """How to respond to a request for messages."""
+class _ResponseForm:
+    """Describes how to respond to a request for messages."""
 
-    tell: Callable[[Sequence[Answered]], openai_forms.Json]
+    tell: Callable[[Sequence[Choice]], openai_forms.Json]
     """Returns the whole response."""
     events: _Events
 
 
 class _Events(Protocol):
-    """Writes server-sent events of one response."""
+    """Writes the server-sent events of one response."""
 
     def piece(self, part: str, text: str) -> Iterator[str]:
         """Yield the events for a piece of one part of the message."""
@@ -75,13 +75,13 @@ class _Events(Protocol):
         ...
 
 
-_Respond = Callable[[Any, _Guest, str], Awaitable[Response]]
+_Respond = Callable[[Any, _ServedSession, str], Awaitable[Response]]
 
 
 @dataclass(slots=True, kw_only=True)
 class SessionProxy:
-    """Implements milescli.rollout.base.Doors. Belongs to one event loop, and listens from the first
-    `open` until the loop ends."""
+    """Implements milescli.rollout.base.SessionServer. Belongs to one event loop, and listens from
+    the first `open` until the loop ends."""
 
     tokenizer: ChatTokenizer
     model: str
@@ -91,10 +91,10 @@ class SessionProxy:
     host: str = "127.0.0.1"
     listener: socket.socket | None = None
     """Socket to listen on; None: a free port of `host`."""
-    session_of: Callable[[Asked], RecordingSession] | None = None
+    session_of: Callable[[ModelRequest], RecordingSession] | None = None
     """Makes a session for each request, so that its chat can be streamed token by token; None: all
     requests with one key belong to one session."""
-    _guests: dict[str, _Guest] = field(default_factory=dict)
+    _guests: dict[str, _ServedSession] = field(default_factory=dict)
     _numbers: count = field(default_factory=count)  # type: ignore[type-arg]
     _server: uvicorn.Server | None = None
     _serving: asyncio.Task[None] | None = None
@@ -137,17 +137,17 @@ class SessionProxy:
         """Return the number of requests that have no response yet."""
         return sum(len(guest.open) for guest in self._guests.values())
 
-    def open(self, session: Session) -> Door:
+    def open(self, session: Session) -> SessionAddress:
         """Serve the session from now on."""
         if self._server is None:
             self._start()
         key = secrets.token_urlsafe(32)
-        self._guests[key] = _Guest(session)
-        return Door(base_url=f"http://{self.host}:{self._port}/v1", api_key=key)
+        self._guests[key] = _ServedSession(session)
+        return SessionAddress(base_url=f"http://{self.host}:{self._port}/v1", api_key=key)
 
-    def close(self, door: Door) -> None:
+    def close(self, address: SessionAddress) -> None:
         """Stop serving the session."""
-        guest = self._guests.pop(door.api_key, None)
+        guest = self._guests.pop(address.api_key, None)
         for waiting in guest.open if guest is not None else ():
             waiting.cancel()
 
@@ -157,74 +157,84 @@ class SessionProxy:
         return JSONResponse(openai_forms.models(self.model, max_model_len=self.max_model_len))
 
     async def _chat(self, request: Request) -> Response:
-        def begin(asked: Asked, guest: _Guest, number: str) -> _Form:
+        def begin(parsed: ModelRequest, guest: _ServedSession, number: str) -> _ResponseForm:
             named = {"model": self.model, "number": number}
-            return _Form(
-                tell=lambda answered: openai_forms.chat_response(asked, answered, **named),
-                events=openai_forms.ChatEvents(**named, wants_usage=asked.wants_usage),
+            return _ResponseForm(
+                tell=lambda answered: openai_forms.chat_response(parsed, answered, **named),
+                events=openai_forms.ChatEvents(**named, wants_usage=parsed.wants_usage),
             )
 
-        return await self._served(request, _of_body(openai_forms.chat_asked), self._saying(begin))
+        return await self._handle(
+            request, _without_guest(openai_forms.parse_chat_request), self._message_handler(begin)
+        )
 
     async def _responses(self, request: Request) -> Response:
-        def read(body: dict[str, Any], guest: _Guest) -> ResponseAsked:
-            return responses_form.response_asked(body, guest.kept)
+        def read(body: dict[str, Any], guest: _ServedSession) -> ResponsesRequest:
+            return responses_form.parse_responses_request(body, guest.kept)
 
-        def begin(asked: ResponseAsked, guest: _Guest, number: str) -> _Form:
+        def begin(parsed: ResponsesRequest, guest: _ServedSession, number: str) -> _ResponseForm:
             named = {"model": self.model, "number": number}
 
-            def tell(answered: Sequence[Answered]) -> openai_forms.Json:
+            def tell(answered: Sequence[Choice]) -> openai_forms.Json:
                 (answer,) = answered
-                told = responses_form.response(asked, answer, **named)
-                if asked.is_kept and answer.reply is not None:
-                    guest.kept.add(told["id"], [*asked.history, dict(answer.reply.message)])
-                return told
+                respond = responses_form.response(parsed, answer, **named)
+                if parsed.is_stored and answer.reply is not None:
+                    guest.kept.add(respond["id"], [*parsed.history, dict(answer.reply.message)])
+                return respond
 
-            return _Form(tell=tell, events=responses_form.ResponseEvents(asked, **named))
+            return _ResponseForm(tell=tell, events=responses_form.ResponseEvents(parsed, **named))
 
-        return await self._served(request, read, self._saying(begin))
+        return await self._handle(request, read, self._message_handler(begin))
 
     async def _messages(self, request: Request) -> Response:
-        def begin(asked: Asked, guest: _Guest, number: str) -> _Form:
+        def begin(parsed: ModelRequest, guest: _ServedSession, number: str) -> _ResponseForm:
             named = {"model": self.model, "number": number}
-            return _Form(
+            return _ResponseForm(
                 tell=lambda answered: anthropic_forms.message_response(answered[0], **named),
                 events=anthropic_forms.MessageEvents(**named),
             )
 
-        return await self._served(
-            request, _of_body(anthropic_forms.messages_asked), self._saying(begin)
+        return await self._handle(
+            request,
+            _without_guest(anthropic_forms.parse_messages_request),
+            self._message_handler(begin),
         )
 
-    def _saying(self, begin: Callable[[Any, _Guest, str], _Form]) -> _Respond:
+    def _message_handler(
+        self, begin: Callable[[Any, _ServedSession, str], _ResponseForm]
+    ) -> _Respond:
         """Return the handler of a request for messages; it responds as a whole or with events."""
 
-        async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
-            form = begin(asked, guest, number)
-            if asked.streams:
-                return await self._streamed(asked, guest, form)
-            return JSONResponse(form.tell(await self._replies(asked, guest.session)))
+        async def respond(parsed: ModelRequest, guest: _ServedSession, number: str) -> Response:
+            form = begin(parsed, guest, number)
+            if parsed.streams:
+                return await self._stream_response(parsed, guest, form)
+            return JSONResponse(form.tell(await self._sample_replies(parsed, guest.session)))
 
         return respond
 
-    async def _streamed(self, asked: Asked, guest: _Guest, form: _Form) -> Response:
-        """Return once the first piece exists, or at the end if there are no pieces; a failure
-        before that sets the HTTP status."""
+    async def _stream_response(
+        self, parsed: ModelRequest, guest: _ServedSession, form: _ResponseForm
+    ) -> Response:
+        """Return the streaming response once the first piece exists, or at the end if there are no
+        pieces; a failure before that sets the HTTP status."""
         pieces = asyncio.Queue[tuple[str, str] | None]()
-        asking = asyncio.ensure_future(
-            self._replies(asked, guest.session, tell=lambda *piece: pieces.put_nowait(piece))
+        sampling = asyncio.ensure_future(
+            self._sample_replies(
+                parsed, guest.session, on_piece=lambda *piece: pieces.put_nowait(piece)
+            )
         )
-        asking.add_done_callback(lambda _: pieces.put_nowait(None))
+        sampling.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             first = await pieces.get()
         except BaseException:
-            asking.cancel()
+            sampling.cancel()
             raise
         if first is None:
-            events = form.events.end(form.tell(asking.result()))
+            events = form.events.end(form.tell(sampling.result()))
             return StreamingResponse(events, media_type="text/event-stream")
-        guest.open.add(asking)
-        asking.add_done_callback(guest.open.discard)
+        guest.open.add(sampling)
+        sampling.add_done_callback(guest.open.discard)
 
         async def rest(piece: tuple[str, str] | None) -> AsyncIterator[str]:
             try:
@@ -232,82 +242,86 @@ class SessionProxy:
                     for event in form.events.piece(*piece):
                         yield event
                     piece = await pieces.get()
-                for event in _last_events(asking, form):
+                for event in _last_events(sampling, form):
                     yield event
             finally:
-                asking.cancel()
+                sampling.cancel()
 
         return StreamingResponse(rest(first), media_type="text/event-stream")
 
     async def _text(self, request: Request) -> Response:
-        async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
-            answered = await self._turns(asked, guest.session)
-            told = openai_forms.text_response(asked, answered, model=self.model, number=number)
+        async def respond(parsed: ModelRequest, guest: _ServedSession, number: str) -> Response:
+            answered = await self._sample_turns(parsed, guest.session)
+            told = openai_forms.text_response(parsed, answered, model=self.model, number=number)
             return JSONResponse(told)
 
-        return await self._served(request, _of_body(openai_forms.text_asked), respond)
+        return await self._handle(
+            request, _without_guest(openai_forms.parse_completion_request), respond
+        )
 
     async def _ids(self, request: Request) -> Response:
-        async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
-            answered = await self._turns(asked, guest.session)
+        async def respond(parsed: ModelRequest, guest: _ServedSession, number: str) -> Response:
+            answered = await self._sample_turns(parsed, guest.session)
             return JSONResponse(openai_forms.ids_response(answered, number=number))
 
-        return await self._served(request, _of_body(openai_forms.ids_asked), respond)
+        return await self._handle(
+            request, _without_guest(openai_forms.parse_token_request), respond
+        )
 
-    async def _replies(
-        self, asked: Asked, session: Session, *, tell: OnPiece | None = None
-    ) -> list[Answered]:
-        """Return the choices of a chat. `tell` receives the pieces of an only choice, if each
+    async def _sample_replies(
+        self, parsed: ModelRequest, session: Session, *, on_piece: OnPiece | None = None
+    ) -> list[Choice]:
+        """Return the choices of a chat. `on_piece` receives the pieces of an only choice, if each
         request has its own session."""
         chat = session.chat
         if self.session_of is not None:
-            own = self.session_of(asked)
-            is_told = tell is not None and asked.num_choices == 1
-            chat = partial(own.chat, on_piece=tell) if is_told else own.chat
+            own = self.session_of(parsed)
+            is_told = on_piece is not None and parsed.num_choices == 1
+            chat = partial(own.chat, on_piece=on_piece) if is_told else own.chat
         replies = await asyncio.gather(
             *(
                 chat(
-                    asked.messages,
-                    tools=asked.tools,
-                    max_new_tokens=asked.max_new_tokens,
-                    stop=asked.stop,
+                    parsed.messages,
+                    tools=parsed.tools,
+                    max_new_tokens=parsed.max_new_tokens,
+                    stop=parsed.stop,
                 )
-                for _ in range(asked.num_choices)
+                for _ in range(parsed.num_choices)
             )
         )
         return [
-            Answered(turn=reply.turn, reply=reply, pieces=self._pieces(asked, reply.turn))
+            Choice(turn=reply.turn, reply=reply, pieces=self._pieces(parsed, reply.turn))
             for reply in replies
         ]
 
-    async def _turns(self, asked: Asked, session: Session) -> list[Answered]:
+    async def _sample_turns(self, parsed: ModelRequest, session: Session) -> list[Choice]:
         if self.session_of is not None:
-            session = self.session_of(asked)
-        prompt = asked.prompt
+            session = self.session_of(parsed)
+        prompt = parsed.prompt
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode_text(prompt)
         turns = await asyncio.gather(
             *(
-                session.generate(prompt, max_new_tokens=asked.max_new_tokens, stop=asked.stop)
-                for _ in range(asked.num_choices)
+                session.generate(prompt, max_new_tokens=parsed.max_new_tokens, stop=parsed.stop)
+                for _ in range(parsed.num_choices)
             )
         )
-        return [Answered(turn=turn, pieces=self._pieces(asked, turn)) for turn in turns]
+        return [Choice(turn=turn, pieces=self._pieces(parsed, turn)) for turn in turns]
 
-    def _pieces(self, asked: Asked, turn: Any) -> Sequence[str]:
-        return self.tokenizer.pieces(turn.response_ids) if asked.wants_logprobs else ()
+    def _pieces(self, parsed: ModelRequest, turn: Any) -> Sequence[str]:
+        return self.tokenizer.pieces(turn.response_ids) if parsed.wants_logprobs else ()
 
-    def _guest(self, request: Request) -> _Guest | None:
-        """Return the guest whose key the request has."""
+    def _guest(self, request: Request) -> _ServedSession | None:
+        """Return the served session whose key the request has."""
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = request.headers.get("x-api-key", "")  # Anthropic's
         return self._guests.get(key.strip())
 
-    async def _served(
+    async def _handle(
         self,
         request: Request,
-        read: Callable[[dict[str, Any], _Guest], Asked],
+        read: Callable[[dict[str, Any], _ServedSession], ModelRequest],
         respond: _Respond,
     ) -> Response:
         """Return the response, or an error that says what is wrong with the request."""
@@ -315,24 +329,24 @@ class SessionProxy:
         if guest is None:
             return _REFUSED
         if len(guest.open) >= MAX_OPEN:
-            return _failed(429, f"a session has at most {MAX_OPEN} open requests")
+            return _error_response(429, f"a session has at most {MAX_OPEN} open requests")
         try:
-            asked = read(as_object(await read_body(request)), guest)
-            response = respond(asked, guest, f"{next(self._numbers):08x}")
-            return await self._bounded(guest, response)
+            parsed = read(as_object(await read_body(request)), guest)
+            response = respond(parsed, guest, f"{next(self._numbers):08x}")
+            return await self._until_closed(guest, response)
         except ContextFull as error:
-            return _failed(400, error.why, code="context_length_exceeded")
+            return _error_response(400, error.why, code="context_length_exceeded")
         except UnknownResponse as error:
-            return _failed(400, str(error), code="previous_response_not_found")
+            return _error_response(400, str(error), code="previous_response_not_found")
         except (AgentError, ValueError) as error:
-            return _failed(400, getattr(error, "why", str(error)))
+            return _error_response(400, getattr(error, "why", str(error)))
         except TooLarge:
-            return _failed(413, f"a request has at most {MAX_BODY_BYTES:,} bytes")
+            return _error_response(413, f"a request has at most {MAX_BODY_BYTES:,} bytes")
         except MilesError as error:
-            return _failed(503, str(error), kind="server_error")
+            return _error_response(503, str(error), kind="server_error")
 
-    async def _bounded(self, guest: _Guest, response: Awaitable[Response]) -> Response:
-        """Return the response, or an error if the session ends first."""
+    async def _until_closed(self, guest: _ServedSession, response: Awaitable[Response]) -> Response:
+        """Return the response, or an error if the session is closed first."""
         waiting = asyncio.ensure_future(response)
         guest.open.add(waiting)
         try:
@@ -340,7 +354,7 @@ class SessionProxy:
         except asyncio.CancelledError:
             if not waiting.cancelled():
                 raise
-            return _failed(503, "the session has ended", kind="server_error")
+            return _error_response(503, "the session has ended", kind="server_error")
         finally:
             guest.open.discard(waiting)
             waiting.cancel()
@@ -359,19 +373,21 @@ class TooLarge(Exception):
     """Reports that a request has too many bytes."""
 
 
-def _last_events(asking: asyncio.Future[list[Answered]], form: _Form) -> Iterator[str]:
+def _last_events(sampling: asyncio.Future[list[Choice]], form: _ResponseForm) -> Iterator[str]:
     """Return the events for the rest of a response, or the error that ended it."""
-    if asking.cancelled():
+    if sampling.cancelled():
         return form.events.failed("the session has ended")
-    error = asking.exception()
+    error = sampling.exception()
     if error is None:
-        return form.events.end(form.tell(asking.result()))
+        return form.events.end(form.tell(sampling.result()))
     if isinstance(error, MilesError):
         return form.events.failed(str(error))
     raise error
 
 
-def _of_body(read: Callable[[dict[str, Any]], Asked]) -> Callable[[dict[str, Any], _Guest], Asked]:
+def _without_guest(
+    read: Callable[[dict[str, Any]], ModelRequest],
+) -> Callable[[dict[str, Any], _ServedSession], ModelRequest]:
     """Adapt a parser that does not need the guest."""
     return lambda body, guest: read(body)
 
@@ -397,10 +413,10 @@ def as_object(data: bytes) -> dict[str, Any]:
     return body
 
 
-def _failed(
+def _error_response(
     status: int, message: str, *, kind: str = "invalid_request_error", code: str | None = None
 ) -> JSONResponse:
     return JSONResponse(openai_forms.error(message, kind=kind, code=code), status_code=status)
 
 
-_REFUSED = _failed(401, "no open session has this key", kind="authentication_error")
+_REFUSED = _error_response(401, "no open session has this key", kind="authentication_error")

@@ -1,4 +1,5 @@
-"""A tool that runs Python in the sandbox. Variables persist between the calls of an episode."""
+"""Provides a tool that runs Python in the sandbox. Variables persist between the calls of an
+episode."""
 
 from __future__ import annotations
 
@@ -10,13 +11,14 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Rollout
 
 if TYPE_CHECKING:
-    from milescli.sandbox.base import Ran, Session
+    from milescli.sandbox.base import RunResult, Session
 
 _MIB = 1024**2
 _EPISODE_S = 3600.0
 """Longest life of an interpreter, with all calls and the waits between them."""
 MAX_OPEN = 128
-"""Interpreters of a driver at a time, each a process of about 10 MiB; further episodes wait."""
+"""Largest number of interpreters of a driver, each a process of about 10 MiB; further episodes
+wait."""
 _OF_TOOL_TIMEOUT = 0.8
 """Fraction of `rollout.tool_timeout_s` for the code itself; the rest is for the overhead."""
 
@@ -55,7 +57,7 @@ class Python:
             wall_s=self._settings.tool_timeout_s * _OF_TOOL_TIMEOUT,
             output_bytes=4 * self._settings.tool_output_characters,
         )
-        return lost + told(ran)
+        return lost + result_text(ran)
 
     async def close(self) -> None:
         """End the interpreter, with all that it started."""
@@ -101,7 +103,7 @@ _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] 
 )
 
 
-def told(ran: Ran) -> str:
+def result_text(ran: RunResult) -> str:
     """Return the text that the model is shown of a run."""
     parts = [ran.stdout.rstrip("\n"), ran.stderr.rstrip("\n")]
     if ran.why:

@@ -15,7 +15,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class ReasoningGymTask:
-    """Tasks of `reasoning-gym`, of one turn each. Implements
+    """Poses tasks of `reasoning-gym`, of one turn each. Implements
     milescli.rollout.environments.Environment."""
 
     reward_range = (0.0, 1.0)
@@ -23,7 +23,7 @@ class ReasoningGymTask:
     @staticmethod
     def require(settings: Mapping[str, Any]) -> None:
         """Raise MachineError if the package is not installed."""
-        require_package("reasoning_gym", asked_by="the environment `reasoning_gym`")
+        require_package("reasoning_gym", needed_by="the environment `reasoning_gym`")
 
     def __init__(self, *, task: str, **options: Any) -> None:
         """Make the data set `task` with `options` by `reasoning_gym.create_dataset`."""

@@ -10,14 +10,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from milescli.agents.openai_forms import Answered, Asked, Body, Events, Json, sampling_of, usage
+from milescli.agents.openai_forms import (
+    Body,
+    Choice,
+    Events,
+    Json,
+    ModelRequest,
+    sampling_of,
+    usage,
+)
 
-MAX_KEPT = 256
-"""Number of responses of one session, the newest, that a request can continue by their id."""
+MAX_STORED = 256
+"""Number of the newest responses of one session that a request can continue by their id."""
 _ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 _TEXTS = ("input_text", "output_text", "text")
-_UNSERVED = ("background", "conversation", "prompt")
-"""Fields that ask for more than one turn of the policy."""
+_UNSUPPORTED = ("background", "conversation", "prompt")
+"""Fields that require more than one turn of the policy."""
 
 
 class UnknownResponse(ValueError):
@@ -25,48 +33,48 @@ class UnknownResponse(ValueError):
 
 
 @dataclass(slots=True)
-class Kept:
-    """The conversations of one session, by the id of the response that ends each."""
+class StoredResponses:
+    """Holds the conversations of one session, by the id of the response that ends each."""
 
     _messages: dict[str, Sequence[Json]] = field(default_factory=dict)
 
     def add(self, name: str, messages: Sequence[Json]) -> None:
         """Store a conversation, and drop the oldest one if there are too many."""
         self._messages[name] = messages
-        while len(self._messages) > MAX_KEPT:
+        while len(self._messages) > MAX_STORED:
             self._messages.pop(next(iter(self._messages)))
 
     def up_to(self, name: str) -> Sequence[Json]:
         """Return the messages up to a response, and the response. Raises UnknownResponse."""
         if name not in self._messages:
             raise UnknownResponse(
-                f"this session keeps no response `{name}`: it has the last {MAX_KEPT} that were "
+                f"this session keeps no response `{name}`: it has the last {MAX_STORED} that were "
                 "asked for without `store: false`"
             )
         return self._messages[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseAsked(Asked):
-    """One parsed request, and the fields that its response repeats."""
+class ResponsesRequest(ModelRequest):
+    """Holds one parsed request, and the fields that its response repeats."""
 
     history: Sequence[Json]
     """`messages` without the instructions, which apply to one request alone."""
-    is_kept: bool
+    is_stored: bool
     """True if later requests can continue the response by its id."""
     repeated: Json
     """Fields of the response that repeat the request."""
 
 
-def response_asked(body: Body, kept: Kept) -> ResponseAsked:
-    """Parse a request of /v1/responses. Raises ValueError with what is wrong, and
+def parse_responses_request(body: Body, stored: StoredResponses) -> ResponsesRequest:
+    """Parse a request of /v1/responses. Raises ValueError if it is invalid or not supported, and
     UnknownResponse."""
-    if unserved := next((key for key in _UNSERVED if body.get(key)), None):
+    if unserved := next((key for key in _UNSUPPORTED if body.get(key)), None):
         raise ValueError(f"`{unserved}` is not supported")
     if not _is_plain_text(body.get("text")):
         raise ValueError("`text.format` must be text, because sampling is not constrained")
     instructions, previous = _text_or_none(body, "instructions"), body.get("previous_response_id")
-    before = () if previous is None else kept.up_to(str(previous))
+    before = () if previous is None else stored.up_to(str(previous))
     history = [*before, *_messages(body.get("input"), before)]
     system = [{"role": "system", "content": instructions}] if instructions else []
     choice = body.get("tool_choice") or "auto"
@@ -75,18 +83,18 @@ def response_asked(body: Body, kept: Kept) -> ResponseAsked:
     tools = body.get("tools") or []
     if not isinstance(tools, list):
         raise ValueError("`tools` must be a list")
-    told = [_tool(tool) for tool in tools]
+    tools_for_chat = [_tool(tool) for tool in tools]
     most = body.get("max_output_tokens")
     if most is not None and (type(most) is not int or most < 1):
         raise ValueError("`max_output_tokens` must be a whole number of at least 1")
-    return ResponseAsked(
+    return ResponsesRequest(
         messages=[*system, *history],
         history=history,
-        tools=told if choice == "auto" else [],
+        tools=tools_for_chat if choice == "auto" else [],
         max_new_tokens=most,
         streams=bool(body.get("stream")),
         sampling=sampling_of(body),
-        is_kept=body.get("store") is not False,
+        is_stored=body.get("store") is not False,
         repeated={
             "instructions": instructions,
             "max_output_tokens": most,
@@ -99,25 +107,25 @@ def response_asked(body: Body, kept: Kept) -> ResponseAsked:
     )
 
 
-def response(asked: ResponseAsked, answered: Answered, *, model: str, number: str) -> Json:
+def response(request: ResponsesRequest, answered: Choice, *, model: str, number: str) -> Json:
     """Return the response of /v1/responses."""
-    told, is_cut = usage([answered]), answered.finish_reason == "length"
+    counts, is_cut = usage([answered]), answered.finish_reason == "length"
     return {
-        **_head(asked, model=model, number=number),
+        **_head(request, model=model, number=number),
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": _items(answered, number),
         "usage": {
-            "input_tokens": told["prompt_tokens"],
+            "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": told["completion_tokens"],
+            "output_tokens": counts["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": told["total_tokens"],
+            "total_tokens": counts["total_tokens"],
         },
     }
 
 
-def _head(asked: ResponseAsked, *, model: str, number: str) -> Json:
+def _head(request: ResponsesRequest, *, model: str, number: str) -> Json:
     """Return the fields of a response before anything is sampled."""
     return {
         "id": f"resp_{number}",
@@ -129,17 +137,17 @@ def _head(asked: ResponseAsked, *, model: str, number: str) -> Json:
         "incomplete_details": None,
         "output": [],
         "usage": None,
-        **asked.repeated,
+        **request.repeated,
     }
 
 
 class ResponseEvents(Events):
     """Writes the events of /v1/responses."""
 
-    def __init__(self, asked: ResponseAsked, *, model: str, number: str) -> None:
+    def __init__(self, request: ResponsesRequest, *, model: str, number: str) -> None:
         """Write events for this model and request number."""
         super().__init__()
-        self._head = _head(asked, model=model, number=number)
+        self._head = _head(request, model=model, number=number)
         self._number = number
         self._num_events = self._num_items = 0
         self._open: str | None = None
@@ -153,7 +161,7 @@ class ResponseEvents(Events):
             yield from self._close()
             yield from self._added(_text_item(part, "", self._number))
             self._open = part
-        self._said[part] += text
+        self._sent[part] += text
         yield from self._delta(_text_item(part, text, self._number))
 
     def end(self, whole: Json) -> Iterator[str]:
@@ -162,7 +170,7 @@ class ResponseEvents(Events):
             yield from self._begin()
         for item in whole["output"]:
             part = _PART_OF.get(item["type"])
-            if part is not None and self._said[part]:
+            if part is not None and self._sent[part]:
                 if part == self._open:
                     rest = self._rest(part, item["content"][0]["text"])
                     yield from self._delta(_text_item(part, rest, self._number)) if rest else ()
@@ -185,7 +193,7 @@ class ResponseEvents(Events):
 
     def _close(self) -> Iterator[str]:
         if self._open is not None:
-            yield from self._done(_text_item(self._open, self._said[self._open], self._number))
+            yield from self._done(_text_item(self._open, self._sent[self._open], self._number))
 
     def _added(self, item: Json) -> Iterator[str]:
         empty = {**item, "arguments": ""} if "arguments" in item else {**item, "content": []}
@@ -207,8 +215,8 @@ class ResponseEvents(Events):
 
     def _done(self, item: Json) -> Iterator[str]:
         if "arguments" in item:
-            told = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._placed("response.function_call_arguments.done", item, **told)
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._placed("response.function_call_arguments.done", item, **call)
         else:
             (part,) = item["content"]
             name, more = f"response.{part['type']}.done", _more(part)
@@ -224,9 +232,9 @@ class ResponseEvents(Events):
         return self._event(name, **place, **inside, **fields)
 
     def _event(self, name: str, /, **fields: Any) -> str:
-        told = {"type": name, **fields, "sequence_number": self._num_events}
+        fields_of_event = {"type": name, **fields, "sequence_number": self._num_events}
         self._num_events += 1
-        return f"event: {name}\ndata: {json.dumps(told)}\n\n"
+        return f"event: {name}\ndata: {json.dumps(fields_of_event)}\n\n"
 
 
 _PART_OF = {"reasoning": "reasoning_content", "message": "content"}
@@ -242,17 +250,17 @@ def _text_item(part: str, text: str, number: str, *, status: str = "completed") 
     if part == "reasoning_content":
         content = [{"type": "reasoning_text", "text": text}]
         return {"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": content}
-    said = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    text_part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {
         "id": f"msg_{number}",
         "type": "message",
         "role": "assistant",
         "status": status,
-        "content": [said],
+        "content": [text_part],
     }
 
 
-def _items(answered: Answered, number: str) -> list[Json]:
+def _items(answered: Choice, number: str) -> list[Json]:
     """Return the items of one turn: its reasoning, its text, its calls. There is always a text or a
     call, so that turns can be told apart when items come back."""
     assert answered.reply is not None, "a response has a reply"
@@ -305,7 +313,7 @@ def _read_message(item: Json, messages: list[Json]) -> None:
         raise ValueError(f"a message must have content and a role, one of {', '.join(_ROLES)}")
     content = _text(item.get("content"), "the content of a message", kinds=_TEXTS)
     if role == "assistant":
-        _begun_turn(messages)["content"] = content
+        _current_turn(messages)["content"] = content
     else:
         messages.append({"role": role, "content": content})
 
@@ -313,7 +321,7 @@ def _read_message(item: Json, messages: list[Json]) -> None:
 def _read_reasoning(item: Json, messages: list[Json]) -> None:
     parts = item.get("content") or item.get("summary") or []
     text = _text(parts, "a reasoning", kinds=("reasoning_text", "summary_text"))
-    turn = _begun_turn(messages)
+    turn = _current_turn(messages)
     if text:  # many clients leave it out
         turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
@@ -343,8 +351,8 @@ _READ: Mapping[str, Callable[[Json, list[Json]], None]] = {
 }
 
 
-def _begun_turn(messages: list[Json]) -> Json:
-    """Return the policy's turn to add to: the last message if it has only reasoning so far, else a
+def _current_turn(messages: list[Json]) -> Json:
+    """Return the policy's turn to extend: the last message if it has only reasoning so far, else a
     new one."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or "content" in last or "tool_calls" in last:
@@ -364,7 +372,8 @@ def _text(content: object, what: str, *, kinds: Sequence[str]) -> str:
 
 
 def _is_plain_text(form: object) -> bool:
-    """True if the `text` of a request asks for no format that would constrain sampling."""
+    """Return True if the field `text` of a request requires no format that would constrain
+    sampling."""
     wanted = form.get("format") if isinstance(form, dict) else form
     return wanted is None or (isinstance(wanted, dict) and wanted.get("type", "text") == "text")
 

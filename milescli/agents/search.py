@@ -28,7 +28,7 @@ class Search:
     """Search a collection of texts and read the best matches."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Reads no corpus yet."""
+        """Set the settings, without reading the corpus."""
         self._settings = settings
 
     @staticmethod
@@ -39,7 +39,7 @@ class Search:
         if search.url is not None:
             _endpoint(settings)
             return
-        require_package("bm25s", asked_by="the tool `search`")
+        require_package("bm25s", needed_by="the tool `search`")
         if search.corpus is not None:
             check_file(_path(search), field="prompts")
 
@@ -60,11 +60,11 @@ class Search:
         if not query.strip():
             raise ValueError("the query is empty")
         if search.url is not None:
-            return shown(await self._asked(query))
+            return numbered_texts(await self._search_server(query))
         corpus = _corpus(search.model_dump_json())
-        return shown(await in_thread(lambda: corpus.find(query)))
+        return numbered_texts(await in_thread(lambda: corpus.find(query)))
 
-    async def _asked(self, query: str) -> list[str]:
+    async def _search_server(self, query: str) -> list[str]:
         endpoint = _endpoint(self._settings)
         body = {"queries": [query], "topk": self._settings.search.top_k, "return_scores": False}
         reply = await endpoint.post(body)
@@ -77,7 +77,7 @@ class Search:
 
 @dataclass(slots=True)
 class Corpus:
-    """The texts of one file, and their index. Read once in a process."""
+    """Holds the texts of one file, and their index. Read once in a process."""
 
     settings: SearchSettings
     texts: list[str] = field(default_factory=list)
@@ -98,7 +98,8 @@ class Corpus:
             self._index = index
 
     def find(self, query: str) -> list[str]:
-        """Return the best `top_k` texts, best first; none that shares no word with the query."""
+        """Return the `top_k` best texts, best first; texts that share no word with the query are
+        left out."""
         import bm25s
 
         self.load()
@@ -117,7 +118,7 @@ def _corpus(settings: str) -> Corpus:
     return Corpus(SearchSettings.model_validate_json(settings))
 
 
-def shown(texts: Sequence[str]) -> str:
+def numbered_texts(texts: Sequence[str]) -> str:
     """Return the numbered texts that the model is shown."""
     numbered = [f"[{number}] {text}" for number, text in enumerate(texts, start=1)]
     return "\n".join(numbered) or _NOTHING
@@ -162,7 +163,7 @@ def _endpoint(settings: Rollout) -> Endpoint:
     search = settings.search
     assert search.url is not None, search
     return Endpoint(
-        asker="the tool `search`",
+        caller="the tool `search`",
         section="rollout.search",
         error=AgentError,
         url=search.url,

@@ -1,4 +1,4 @@
-"""The built-in agent: one prompt, one response. `rollout.agent=single_turn`."""
+"""Implements `rollout.agent=single_turn`, the default: one prompt, one response."""
 
 from __future__ import annotations
 

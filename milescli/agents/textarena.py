@@ -1,5 +1,5 @@
-"""Games for one player of the package `textarena`, such as GuessTheNumber and Sokoban.
-`rollout.environment.name=textarena`."""
+"""Implements `rollout.environment.name=textarena`: games for one player of the package `textarena`,
+such as GuessTheNumber and Sokoban."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from milescli.rollout.environments import Step
 
 
 class TextArenaGame:
-    """A game of `textarena` for one player. Implements
+    """Plays a game of `textarena` for one player. Implements
     milescli.rollout.environments.Environment."""
 
     reward_range = (-1.0, 1.0)
@@ -19,7 +19,7 @@ class TextArenaGame:
     @staticmethod
     def require(settings: Mapping[str, Any]) -> None:
         """Raise MachineError if the package is not installed."""
-        require_package("textarena", asked_by="the environment `textarena`")
+        require_package("textarena", needed_by="the environment `textarena`")
 
     def __init__(self, *, id: str, **options: Any) -> None:
         """Make the game `id` with `options` by `textarena.make`. Raises ValueError for a game of
@@ -37,18 +37,18 @@ class TextArenaGame:
             self._game.reset(num_players=1, seed=seed)
         except AssertionError as error:
             raise ValueError(f"{self._id} is not a single-player game: {error}") from None
-        return self._told()
+        return self._new_text()
 
     def step(self, action: str) -> Step:
         """Play one action. Only the last step has a reward."""
         ended, _ = self._game.step(action=action)
         if not ended:
-            return Step(observation=self._told())
+            return Step(observation=self._new_text())
         rewards, _ = self._game.close()
         return Step(reward=float((rewards or {}).get(0, 0.0)), ended=True)
 
-    def _told(self) -> str:
-        """Return what the game has said since the player's last turn."""
+    def _new_text(self) -> str:
+        """Return the game's output since the player's last turn."""
         _, observation = self._game.get_observation()
         text = observation if isinstance(observation, str) else str(observation)
         return text.strip() or "(nothing)"

@@ -1,5 +1,5 @@
-"""All tools of a run, of whatever kind: `rollout.tools`, and those of the servers in `rollout.mcp`.
-Made once in a process. Called by the agent `tools`, and when a run starts."""
+"""Loads all tools of a run: `rollout.tools`, and those of the servers in `rollout.mcp`. They are
+created once in a process. Called by the agent `tools`, and when a run starts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Tool(Protocol):
         ...
 
     async def open(self) -> OpenTool:
-        """Open the tool for one episode. May wait for others, which is not a failed call."""
+        """Open the tool for one episode. May wait until other episodes release theirs; that is no
+        failed call."""
         ...
 
 
@@ -57,7 +58,7 @@ class FunctionTool:
     """Implements milescli.agents.tool_kit.Tool."""
 
     def __init__(self, function: Any, *, name: str, settings: Rollout) -> None:
-        """Raises RecipeError if the function does not declare its parameters."""
+        """Set the function. Raises RecipeError if it does not declare its parameters."""
         self.name, self.schema = name, schema_of(function, name=name)
         self._function, self._settings = function, settings
         self._parameters = {parameter.name: parameter for parameter in parameters_of(function)}
@@ -124,7 +125,8 @@ class ToolKit:
     """Holds the tools of all episodes."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Starts nothing. Raises RecipeError if a tool is not usable."""
+        """Load the tools without starting MCP servers. Raises RecipeError if a tool is not
+        usable."""
         require_package(settings)
         self.settings = settings
         self.tools: dict[str, Tool] = {
@@ -146,7 +148,7 @@ class ToolKit:
             self._add(await in_thread(servers_of(self.settings).tools))
 
     def complete_now(self) -> None:
-        """Do what `complete` does, outside of an event loop."""
+        """Do the same as `complete`, outside of an event loop."""
         if not self._is_whole:
             self._add(servers_of(self.settings).tools())
 
@@ -167,7 +169,7 @@ class ToolKit:
         self.tools, self._is_whole = known, True
 
 
-def offered(rollout: Rollout) -> list[Mapping[str, Any]]:
+def offered_tools(rollout: Rollout) -> list[Mapping[str, Any]]:
     """Return the tools that the model may call, in OpenAI's form; starts and lists the MCP servers.
     An agent in a process of its own starts them there again. Raises as `ToolKit.complete`."""
     kit = ToolKit(rollout)

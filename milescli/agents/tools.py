@@ -1,5 +1,5 @@
-"""An agent that calls tools until it has its response: `rollout.agent=tools`. The model makes calls
-in the format of its chat template, and gets the results as messages."""
+"""Implements `rollout.agent=tools`: an agent that calls tools until it has its response. The model
+writes calls in the format of its chat template, and receives the results as messages."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from milescli.rollout.base import Outcome, Reply, Session, ToolCall
 
 MAX_FAILURES = 32
 """Number of failures of one tool before its first success after which the run stops, because the
-tool itself must be wrong."""
-OF_THE_MODEL = (ValueError, ArithmeticError, LookupError)
-"""Exceptions of a tool for arguments that make no sense."""
+tool itself must be faulty."""
+MODEL_ERRORS = (ValueError, ArithmeticError, LookupError)
+"""Exceptions of a tool that blame the model's arguments."""
 
 
 @dataclass(slots=True)
@@ -41,22 +41,22 @@ class ToolBox:
         if the tool fails each time."""
         began = time.monotonic()
         try:
-            told = await self._told(call)
+            content = await self._result_content(call)
         except MilesError:
             raise
         except Exception as error:
             self.num_errors += 1
-            told = self._told_failure(call, error)
+            content = self._failure_message(call, error)
         finally:
             self.seconds += time.monotonic() - began
-        return self._cut(told)
+        return self._cut(content)
 
     async def close(self) -> None:
         """Release all tools at the end of the episode."""
         for tool in self._opened.values():
             await tool.close()
 
-    async def _told(self, call: ToolCall) -> Content:
+    async def _result_content(self, call: ToolCall) -> Content:
         tool, bound_s = self.kit.tools.get(call.name), self.kit.settings.tool_timeout_s
         if tool is None:
             raise ValueError(
@@ -82,9 +82,9 @@ class ToolBox:
         self._record(call.name).has_worked = True
         return json.dumps(value, default=str) if content is None else content
 
-    def _told_failure(self, call: ToolCall, error: Exception) -> str:
+    def _failure_message(self, call: ToolCall, error: Exception) -> str:
         """Return the message for the model's mistake. Raises AgentError if a tool never works."""
-        if call.name in self.kit.tools and not isinstance(error, OF_THE_MODEL):
+        if call.name in self.kit.tools and not isinstance(error, MODEL_ERRORS):
             record = self._record(call.name)
             record.num_failures += 1
             if not record.has_worked and record.num_failures >= MAX_FAILURES:
@@ -124,10 +124,10 @@ class _ImageUnusable(Exception):
 
 
 class ToolAgent:
-    """Turns of the model and of the run's tools, bounded by `rollout.max_turns`."""
+    """Alternates turns of the model and of the run's tools, at most `rollout.max_turns`."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Raises RecipeError if a tool is not usable."""
+        """Set up the tools. Raises RecipeError if one is not usable."""
         self._kit = ToolKit(settings)
         self._max_turns = settings.max_turns
 
@@ -136,11 +136,11 @@ class ToolAgent:
         await self._kit.complete()
         box = ToolBox(self._kit)
         try:
-            return await self._played(prompt, session, box)
+            return await self._play(prompt, session, box)
         finally:
             await box.close()
 
-    async def _played(self, prompt: Prompt, session: Session, box: ToolBox) -> Outcome:
+    async def _play(self, prompt: Prompt, session: Session, box: ToolBox) -> Outcome:
         messages, text, is_cut = list[Any](prompt.messages), "", True
         for _ in range(self._max_turns):
             reply = await next_reply(session, messages, tools=self._kit.schemas)
@@ -157,7 +157,8 @@ class ToolAgent:
         return Outcome(text=text, is_cut=is_cut, figures=figures)
 
     async def _results(self, reply: Reply, box: ToolBox) -> list[dict[str, Any]]:
-        """Return one message for each call, or one that says why they cannot be parsed."""
+        """Return one message for each call; if the calls cannot be parsed, one message that says
+        why."""
         if reply.malformed is not None and not reply.calls:
             return [{"role": "tool", "content": f"error: {reply.malformed}"}]
         return [

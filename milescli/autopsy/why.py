@@ -31,7 +31,7 @@ from milescli.platform.memory_record import FILE, has_sizes, sizes_by_name
 
 LOG = Path("/dev/kmsg")
 MAX_LINES = 8
-_TELLING = re.compile(
+_CAUSE_LINES = re.compile(
     r"Out of memory|oom-kill|Killed process|NVRM: Xid|NVRM: GPU|amdgpu.*(RAS|[Pp]oison|reset|hang|"
     r"ring .* timeout|page fault)|Machine check|Hardware Error"
 )
@@ -52,7 +52,7 @@ def kernel_lines(since: float, *, records: list[str] | None = None) -> list[str]
         head, _, text = record.partition(";")
         text = text.splitlines()[0] if text else ""
         at = boot + int(head.split(",")[2]) / 1e6
-        if at >= since and _TELLING.search(text):
+        if at >= since and _CAUSE_LINES.search(text):
             lines.append(f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} {text}")
     return lines[:MAX_LINES]
 
@@ -104,15 +104,15 @@ class Memory:
 def read_memory(log_dir: Path) -> Memory:
     """Read the memory record of an attempt; empty if there is none."""
     records = list(read_jsonl(log_dir / FILE))
-    looks: list[dict[str, Any]] = [record for record in records if has_sizes(record)]
+    sizes: list[dict[str, Any]] = [record for record in records if has_sizes(record)]
     counts = [count for one in records if isinstance(count := one.get("oom_kills"), int)]
-    chosen = {round(i * (len(looks) - 1) / (NUM_POINTS - 1)) for i in range(NUM_POINTS)}
-    peak = sizes_by_name(max(looks, key=_total)) if looks else {}
+    chosen = {round(i * (len(sizes) - 1) / (NUM_POINTS - 1)) for i in range(NUM_POINTS)}
+    peak = sizes_by_name(max(sizes, key=_total)) if sizes else {}
     return Memory(
         curve=[
-            (_utc(looks[i]["time"]), _total(looks[i]))
+            (_utc(sizes[i]["time"]), _total(sizes[i]))
             for i in sorted(chosen)
-            if 0 <= i < len(looks)
+            if 0 <= i < len(sizes)
         ],
         peak=dict(sorted(peak.items(), key=lambda item: -item[1])[:8]),
         oom_kills=counts[-1] - counts[0] if counts else None,
@@ -131,7 +131,7 @@ Record = dict[str, Any]
 NUM_MOMENTS = 16
 """Number of lines of the timeline; the others are counted."""
 BAD = ("failed", "killed")
-AT_ONCE = ("Interrupted", "Terminated")
+UNSAVED_STOPS = ("Interrupted", "Terminated")
 """Kinds of errors of a run that its user stopped without saving."""
 _RESUMED = re.compile(r"\bmiles resume\b")
 
@@ -177,18 +177,18 @@ def find_why(run: RunDir, *, is_over: bool = False) -> Why:
     log_dir = attempts[-1] if attempts else None
     verdict = (next(read_jsonl(verdict_file(log_dir)), {}) if log_dir else {}) or {}
     events = _of_newest_attempt(list(run.events()))
-    verdict = verdict or _told_end(events)
+    verdict = verdict or _end_from_events(events)
     outcome = _outcome(run, log_dir, verdict, is_over=is_over)
     error = verdict.get("error")
     cause = {"kind": "", "why": "", "fix": [], **error} if isinstance(error, dict) else None
-    at_once = cause is not None and cause["kind"] in AT_ONCE
+    at_once = cause is not None and cause["kind"] in UNSAVED_STOPS
     if outcome == "killed" and cause is None:
         cause = {"error": "the driver was killed", "why": verdict.get("why", ""), "fix": []}
     bad = outcome in BAD and log_dir is not None
     worker = _first_dead(events, cause) if bad else None
     log = _log_of(worker, log_dir) if log_dir is not None else None
-    told = verdict.get("step")
-    step = told if isinstance(told, int) and told else step_done(events)
+    step = verdict.get("step")
+    step = step if isinstance(step, int) and step else step_done(events)
     return Why(
         run=run.name,
         attempt=len(attempts),
@@ -225,8 +225,8 @@ def _summary(run: RunDir, outcome: str, step: int, cause: Record | None, *, save
     return f"{run.name} {'died' if outcome == 'killed' else outcome} at step {step}: {what}"
 
 
-def _told_end(events: list[Record]) -> Record:
-    """Return what the events say of the end, for a run whose logs are gone."""
+def _end_from_events(events: list[Record]) -> Record:
+    """Return the end of a run as its events report it, for a run whose logs are gone."""
     return next((one for one in reversed(events) if one.get("event") == "RunEnded"), {})
 
 
@@ -254,7 +254,8 @@ def _first_dead(events: list[Record], cause: Record | None) -> str | None:
 
 
 def _log_of(worker: str | None, log_dir: Path) -> Path | None:
-    """Return the log of a process: engines write what matters to the file of their server."""
+    """Return the log of a process; for an engine, that of its server, which has the useful
+    lines."""
     if worker is None:
         return None
     stem = worker.replace(" ", "-")

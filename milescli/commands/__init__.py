@@ -1,2 +1,2 @@
-"""The commands: one file per verb. Each declares options, calls one function, and shows one
+"""Defines the commands, one file per verb. Each declares options, calls one function, and shows one
 result."""

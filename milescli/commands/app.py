@@ -58,7 +58,7 @@ from milescli.commands import (
     ui,
     why,
 )
-from milescli.commands.driving import remember, with_typed
+from milescli.commands.driving import record_command_line, with_typed_command
 from milescli.commands.find_run import state_folder
 from milescli.commands.options import JsonOption, QuietOption, add_verbs, fill_bare_options
 from milescli.console.output import Mode, Output
@@ -211,7 +211,7 @@ def _run(argv: list[str] | None) -> int:
                 signal.signal(number, lambda *_: sys.exit(ExitCode.TERMINATED))
     is_program = argv is None
     argv = fill_bare_options(sys.argv[1:] if argv is None else argv)
-    remember(argv, is_program=is_program)
+    record_command_line(argv, is_program=is_program)
     output = Output(_mode(argv))
     try:
         if not is_heard:
@@ -227,7 +227,7 @@ def _run(argv: list[str] | None) -> int:
         if isinstance(error, NodesJoined):  # nothing is wrong, and nothing is to be done
             output.note(f"{error.what}: {error.why}")
         else:
-            output.error(with_typed(error))
+            output.error(with_typed_command(error))
         say(error=error.as_dict())
         return error.exit_code
     except typer.TyperException as error:
@@ -240,7 +240,7 @@ def _run(argv: list[str] | None) -> int:
         return ExitCode.DONE
     except OSError as error:
         full = _disk_full(error) if error.errno in DISK_FULL else None
-        shown = full or unusable(error) or _fault(error, argv)
+        shown = full or unusable(error) or _internal_error(error, argv)
         output.error(shown)
         print_nothing_more()
         return shown.exit_code
@@ -249,7 +249,7 @@ def _run(argv: list[str] | None) -> int:
             shown = _disk_full(OSError(number, os.strerror(number)))
             output.error(shown)
             return shown.exit_code
-        output.error(_fault(error, argv))
+        output.error(_internal_error(error, argv))
         return ExitCode.INTERNAL
 
 
@@ -268,12 +268,12 @@ def _outlive_readers(argv: list[str]) -> None:
     contain everything."""
     verb = next((word for word in argv if not word.startswith("-")), "")
     ignored = (errno.EIO, *[errno.EPIPE] * (verb in _WORKS), *DISK_FULL * (verb in _RUNS))
-    outlive_readers(ignored=ignored, patience_s=PATIENCE_S if verb in _RUNS else None)
+    outlive_readers(ignored=ignored, patience_s=READER_TIMEOUT_S if verb in _RUNS else None)
 
 
 _RUNS = ("launch", "resume", "sweep")
 _WORKS = (*_RUNS, "eval", "convert", "export", "fork", "report")
-PATIENCE_S = 60.0
+READER_TIMEOUT_S = 60.0
 """Seconds that a run waits for a reader that no longer reads its output (Ctrl-S, a stalled
 connection)."""
 
@@ -313,7 +313,7 @@ OTHER_NAMES = {
 """Verb -> names for it in other programs."""
 
 
-def _misnamed(argv: list[str], verbs: Iterable[str]) -> MilesError | None:
+def _other_name_error(argv: list[str], verbs: Iterable[str]) -> MilesError | None:
     """Return the error for a verb that has another name, with the whole command line as its fix."""
     typed = next((word for word in argv if not word.startswith("-")), "")
     called = {name: right for right, others in OTHER_NAMES.items() for name in others}
@@ -334,7 +334,7 @@ def _usage_error(error: typer.TyperException, argv: list[str]) -> MilesError:
     command = context.command_path if context is not None else "miles"
     message = error.format_message().rstrip(".")
     is_unknown = command == "miles" and message.startswith("No such command")
-    if is_unknown and (found := _misnamed(argv, _program().commands)):
+    if is_unknown and (found := _other_name_error(argv, _program().commands)):
         return found
     return UsageError(
         message[:1].lower() + message[1:],
@@ -351,7 +351,7 @@ def _disk_full(error: OSError) -> MilesError:
     )
 
 
-def _fault(error: Exception, argv: list[str]) -> MilesError:
+def _internal_error(error: Exception, argv: list[str]) -> MilesError:
     file = write_crash_report(error, argv=argv)
     return InternalFault(
         f"internal error in miles: {type(error).__name__}",

@@ -44,12 +44,12 @@ def chat(
 ) -> None:
     """Chat with a run's checkpoint (RUN or RUN@STEP), a folder, or a name on the hub."""
     from milescli.commands import measure
-    from milescli.commands.find_run import find_measured
+    from milescli.commands.find_run import find_eval_target
     from milescli.runtime.evaluation.chat import SETTINGS, Chat, next_line
-    from milescli.runtime.evaluation.sets import EvalWish
+    from milescli.runtime.evaluation.sets import EvalOptions
 
     output: Output = context.obj
-    if find_measured(subject).endpoint is not None:
+    if find_eval_target(subject).endpoint is not None:
         raise typer.BadParameter("`chat` starts engines for a model, so it cannot take an endpoint")
     settings = SETTINGS | {
         "rollout.max_response_tokens": str(tokens),
@@ -60,7 +60,7 @@ def chat(
         settings["eval.temperature"] = str(temperature)
     changes = [*(f"{key}={value}" for key, value in settings.items()), *(sets or ())]
 
-    def said(reply: Reply, pieces: Sequence[tuple[str, float]]) -> None:
+    def show_reply(reply: Reply, pieces: Sequence[tuple[str, float]]) -> None:
         text = str(reply.message.get("content") or reply.turn.text)
         shown = [{"token": piece, "logprob": value} for piece, value in pieces]
         output.json("reply", {"text": text, "tokens": shown})
@@ -68,12 +68,17 @@ def chat(
         if logprobs:
             output.table(["token", "logprob"], [(repr(piece), f"{v:.3f}") for piece, v in pieces])
 
-    asked = Chat(
+    conversation = Chat(
         read=lambda: next_line(output),
-        said=said,
+        show_reply=show_reply,
         note=output.note,
         piece=output.piece if output.is_watched else None,
         system=system,
     )
-    wish = EvalWish(data=["task:seeds"], sets=changes)
-    measure.measured(subject, wish, measure.Options(ask=asked.ask), output=output)
+    eval_options = EvalOptions(data=["task:seeds"], sets=changes)
+    measure.measure_subject(
+        subject,
+        eval_options,
+        measure.MeasureOptions(use_engines=conversation.use_engines),
+        output=output,
+    )

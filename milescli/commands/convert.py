@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milescli.commands.driving import typed
+from milescli.commands.driving import typed_command
 from milescli.commands.options import Group, verb
 from milescli.console.output import Output
 from milescli.conversion.verify import Verify
@@ -158,7 +158,7 @@ def _carry_out(
     if dry_run:
         show_preview(preview(direction, target, output=output), output=output)
     else:
-        done = convert(direction, target, command=typed(), verify=verify, output=output)
+        done = convert(direction, target, command=typed_command(), verify=verify, output=output)
         show_conversion(done, output=output)
 
 

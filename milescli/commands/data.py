@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from milescli.commands.options import Group, SetOption, here, verb
+from milescli.commands.options import Group, SetOption, recipe_environment, verb
 from milescli.console.output import Output
 from milescli.core.errors import DataError
 
@@ -67,7 +67,7 @@ def check(
     if is_recipe and (prompt_key or label_key):
         raise typer.BadParameter("a recipe has its own: --set data.prompt_key=COLUMN")
     given = {} if is_recipe else _given(sets or [], prompt_key=prompt_key, label_key=label_key)
-    loaded = load(what, sets=sets or [], **here()) if is_recipe else None
+    loaded = load(what, sets=sets or [], **recipe_environment()) if is_recipe else None
     from milescli.runtime.inputs import data_check
 
     try:

@@ -29,37 +29,37 @@ SupervisedOption = Annotated[
     ),
 ]
 
-_TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
+_COMMAND_LINE: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
 _IS_PROGRAM: ContextVar[bool] = ContextVar("is_program", default=False)
 
 
-def remember(argv: Sequence[str], *, is_program: bool = False) -> None:
-    """Remember the words that followed `miles`. `is_program`: this process does nothing else, so
-    it may fork and exit."""
-    _TYPED.set(tuple(argv))
+def record_command_line(argv: Sequence[str], *, is_program: bool = False) -> None:
+    """Store the words that followed `miles`. `is_program`: True if this process does nothing else,
+    so that it may fork and exit."""
+    _COMMAND_LINE.set(tuple(argv))
     _IS_PROGRAM.set(is_program)
 
 
-def typed() -> list[str]:
+def typed_command() -> list[str]:
     """Return the words of the command line as typed, starting with `miles`."""
-    return ["miles", *_TYPED.get()]
+    return ["miles", *_COMMAND_LINE.get()]
 
 
 _OTHER_RECIPE = re.compile(r"miles launch --recipe (\S+)")
 _QUOTED = re.compile(r"`([^`]+)`")
 
 
-def with_typed(error: MilesError) -> MilesError:
+def with_typed_command(error: MilesError) -> MilesError:
     """Return the error of a misspelt recipe with the user's own command line as its fix: `miles
     launch --recipe quickstart` might be another verb, or lack the other options."""
     if not isinstance(error, RecipeError):
         return error
-    wrong = set(_QUOTED.findall(error.what)) & {word.rpartition("=")[2] for word in typed()}
+    wrong = set(_QUOTED.findall(error.what)) & {word.rpartition("=")[2] for word in typed_command()}
     for place, fix in enumerate(error.fixes):
         if wrong and (right := _OTHER_RECIPE.fullmatch(fix)):
             words = [
                 head + equals + (right[1] if tail in wrong else tail)
-                for head, equals, tail in (word.rpartition("=") for word in typed())
+                for head, equals, tail in (word.rpartition("=") for word in typed_command())
             ]
             error.fixes[place] = shlex.join(words)
     return error
@@ -72,13 +72,13 @@ def drive(work: Callable[[], None], *, output: Output, supervised: bool) -> None
     if not _IS_PROGRAM.get():
         work()
         return
-    from milescli.runtime.recovery.driver_process import MENDABLE, OTHER_NODES, Parent
+    from milescli.runtime.recovery.driver_process import NODE_ERRORS, RESTARTABLE, Parent
 
     parent = Parent(
         output=output,
-        again=shlex.join(typed()),
-        resume=partial(go_on_with, output=output),
-        mends=MENDABLE if supervised else OTHER_NODES,
+        start_command=shlex.join(typed_command()),
+        resume=partial(resume_run, output=output),
+        restart_on=RESTARTABLE if supervised else NODE_ERRORS,
     )
     if code := parent.drive(work):
         raise typer.Exit(code)
@@ -92,7 +92,7 @@ def begin(loaded: LoadedRecipe, *, output: Output) -> None:
     show_run_summary(launch(loaded, output=output), output=output)
 
 
-def go_on_with(
+def resume_run(
     path: Path,
     *,
     output: Output,

@@ -82,10 +82,10 @@ def play(
     sets: SetOption = None,
 ) -> None:
     """Play one episode yourself, or let a model play it (this starts engines)."""
-    from milescli.commands.play_environment import Wish, play_one
+    from milescli.commands.play_environment import PlayOptions, play_one
 
-    wish = Wish(name, settings, data, row, model, max_turns, sets or ())
-    play_one(wish, output=context.obj)
+    options = PlayOptions(name, settings, data, row, model, max_turns, sets or ())
+    play_one(options, output=context.obj)
 
 
 INSTALL_EXAMPLES = [
@@ -122,17 +122,17 @@ def install(
 @verb("envs", examples=["miles envs", "miles envs --json"], is_page=True)
 def envs(context: typer.Context) -> None:
     """List the environments that a policy can act in."""
-    from milescli.agents.foreign.packages import listed
-    from milescli.commands.show.listings import show_listed
+    from milescli.agents.foreign.packages import list_packages
+    from milescli.commands.show.listings import show_items
     from milescli.listings.environments import environments
 
-    show_listed("environments", environments(), packages=listed(), output=context.obj)
+    show_items("environments", environments(), packages=list_packages(), output=context.obj)
 
 
 @verb("tools", examples=["miles tools"], is_page=True)
 def tools(context: typer.Context) -> None:
     """List the tools that a policy can call."""
-    from milescli.commands.show.listings import show_listed
+    from milescli.commands.show.listings import show_items
     from milescli.listings.environments import tools as listed
 
-    show_listed("tools", listed(), output=context.obj)
+    show_items("tools", listed(), output=context.obj)

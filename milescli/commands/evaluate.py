@@ -57,13 +57,13 @@ def evaluate(
             "--step selects one checkpoint and --steps several: use only one of them"
         )
     from milescli.commands import measure
-    from milescli.commands.find_run import find_measured
+    from milescli.commands.find_run import find_eval_target
     from milescli.commands.measure import show_comparisons, show_results
-    from milescli.runtime.evaluation.results import comparisons
-    from milescli.runtime.evaluation.sets import EvalWish
+    from milescli.runtime.evaluation.results import compare_results
+    from milescli.runtime.evaluation.sets import EvalOptions
 
     output: Output = context.obj
-    wish = EvalWish(
+    eval_options = EvalOptions(
         data=data or [],
         ks=k or [],
         domain=domain,
@@ -76,10 +76,10 @@ def evaluate(
         ),
     )
     if against is not None:
-        find_measured(subject)  # or refused before the other is measured
-        wish = measure.against(against, wish, output=output)
-    options = measure.Options(steps=steps if step is None else str(step), out=out)
-    folder, results = measure.measured(subject, wish, options, output=output)
+        find_eval_target(subject)  # or refused before the other is measured
+        eval_options = measure.with_comparison(against, eval_options, output=output)
+    options = measure.MeasureOptions(steps=steps if step is None else str(step), out=out)
+    folder, results = measure.measure_subject(subject, eval_options, options, output=output)
     show_results(results, folder=folder, output=output)
     if against is not None:
-        show_comparisons(comparisons(results, wish.against), output=output)
+        show_comparisons(compare_results(results, eval_options.against), output=output)

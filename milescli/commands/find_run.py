@@ -68,8 +68,8 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
     )
 
 
-def fetched(url: str, *, output: Output) -> Path:
-    """Fetch a run from an object store into the runs folder, and return its directory. Raises as
+def fetch_run(url: str, *, output: Output) -> Path:
+    """Download a run from an object store into the runs folder, and return its directory. Raises as
     `restore`."""
     from milescli.runtime.recovery.restoring import restore
 
@@ -125,8 +125,8 @@ def newest_run(run: str | None) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Holds what `miles eval` measures: a run, a model or an endpoint; the others are None."""
+class EvalTarget:
+    """Holds what `miles eval` evaluates: a run, a model or an endpoint; the others are None."""
 
     run: Path | None = None
     step: int | None = None
@@ -137,24 +137,24 @@ class Measured:
     """A URL."""
 
 
-def find_measured(text: str) -> Measured:
+def find_eval_target(text: str) -> EvalTarget:
     """Return the run, checkpoint (RUN@STEP or its folder), model or endpoint that the text means.
     Raises CheckpointError as `find_run`."""
     if re.match(r"https?://", text):
-        return Measured(endpoint=text)
+        return EvalTarget(endpoint=text)
     name, at, number = text.rpartition("@")
     if at and number.isdecimal() and not Path(text).expanduser().exists():
-        return Measured(run=find_run(name), step=int(number))
+        return EvalTarget(run=find_run(name), step=int(number))
     folder = Path(text).expanduser()
     run = folder.absolute().parent.parent
     step = re.fullmatch(r"step_(\d+)", folder.name)
     if step and folder.is_dir() and (run / RECIPE_FILE).is_file():
-        return Measured(run=run, step=int(step[1]))
+        return EvalTarget(run=run, step=int(step[1]))
     if not (folder / RECIPE_FILE).is_file():
         is_hub = not folder.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text)
         if is_hub or (folder / "config.json").is_file() or is_converted(folder):
-            return Measured(model=text)
-    return Measured(run=find_run(text))
+            return EvalTarget(model=text)
+    return EvalTarget(run=find_run(text))
 
 
 def find_weights(source: str) -> Path:

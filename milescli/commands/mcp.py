@@ -47,7 +47,7 @@ def mcp(
     shown = shown_runs(None if runs else folder, [find_run(run) for run in runs or ()])
     commands = Control() if control else None
     try:
-        serve(Site(shown=shown, fault=output.warn, control=commands))
+        serve(Site(shown=shown, on_fault=output.warn, control=commands))
     finally:
         if commands is not None:
             commands.close()

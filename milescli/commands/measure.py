@@ -1,4 +1,5 @@
-"""Chooses the runtime's function that measures the subject of `miles eval`."""
+"""Evaluates the subject of `miles eval` with the runtime's function for its kind, and shows the
+results."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from milescli.commands.find_run import Measured, find_measured, runs_folder
+from milescli.commands.find_run import EvalTarget, find_eval_target, runs_folder
 from milescli.console import theme
 from milescli.console.columns import percent
 from milescli.console.output import Output
@@ -22,16 +23,16 @@ from milescli.rollout.evaluation.statistics import LEVEL, Estimate
 from milescli.runtime.evaluation.results import (
     Comparison,
     SetResult,
+    find_result,
     folder_of,
     folder_of_endpoint,
-    kept_result,
     read_result,
-    results_of,
+    read_results,
 )
-from milescli.runtime.evaluation.sets import EvalWish, set_names
+from milescli.runtime.evaluation.sets import EvalOptions, set_names
 
 if TYPE_CHECKING:
-    from milescli.runtime.evaluation.evaluate import Ask
+    from milescli.runtime.evaluation.evaluate import EngineUse
 
 
 _CURVE_WIDTH = 40
@@ -111,7 +112,7 @@ def _show_curves(results: Sequence[SetResult], folder: Path, output: Output) -> 
     steps, now or earlier."""
     rows = []
     for latest in {result.set: result for result in results}.values():
-        stored = results_of(folder / "eval", folder_of(latest.set))
+        stored = read_results(folder / "eval", folder_of(latest.set))
         points = [one for one in stored if one.fingerprint == latest.fingerprint]
         if len(points) > 1:
             curve = theme.sparkline([one.accuracy for one in points], _CURVE_WIDTH)
@@ -131,48 +132,47 @@ FOLDER = "evaluations"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Holds the options that are not part of EvalWish."""
+class MeasureOptions:
+    """Holds the options that are not part of EvalOptions."""
 
     steps: str | None = None
     """Steps of a run's checkpoints."""
     out: Path | None = None
     """Folder for `eval/`, unless a run is measured."""
-    ask: Ask | None = None
-    """What else to do with the engines, besides measuring; None: nothing. Must be None for an
-    endpoint."""
+    use_engines: EngineUse | None = None
+    """Uses the engines instead of an evaluation; None: evaluate. Must be None for an endpoint."""
     verb: str = "chat"
-    """The verb that does it, for the fixes of errors."""
+    """The verb of the command, for the fixes of errors."""
 
 
-def measured(
-    subject: str, wish: EvalWish, options: Options, *, output: Output
+def measure_subject(
+    subject: str, eval_options: EvalOptions, options: MeasureOptions, *, output: Output
 ) -> tuple[Path, list[SetResult]]:
-    """Measure a subject. Returns (the folder that contains `eval/`, the results). Raises
+    """Evaluate a subject. Return (the folder that contains `eval/`, the results). Raises
     MilesError; BadParameter for an option that belongs to another kind of subject."""
     try:
-        return _measured(subject, wish, options, output=output)
+        return _measure_target(subject, eval_options, options, output=output)
     except FitError as error:
-        if options.ask is None:
+        if options.use_engines is None:
             raise
-        fixes = _of_verb(error.fixes, options.verb)
+        fixes = _fixes_for_verb(error.fixes, options.verb)
         raise type(error)(error.what, why=error.why, fix=fixes) from None
 
 
 _TOKENS = re.compile(r"--set rollout\.max_response_tokens=(\d+)")
 
 
-def _of_verb(fixes: Sequence[str], verb: str) -> list[str]:
+def _fixes_for_verb(fixes: Sequence[str], verb: str) -> list[str]:
     """Return the fixes of an evaluation as `miles chat` and `miles serve` take them."""
-    kept = [fix.replace("miles eval", f"miles {verb}") for fix in fixes if fix != ELSEWHERE]
-    kept = [_TOKENS.sub(r"--tokens \1", fix) for fix in kept]
-    return kept or [f"miles {verb} Qwen/Qwen3-0.6B   # a smaller model"]
+    fixes_left = [fix.replace("miles eval", f"miles {verb}") for fix in fixes if fix != ELSEWHERE]
+    fixes_left = [_TOKENS.sub(r"--tokens \1", fix) for fix in fixes_left]
+    return fixes_left or [f"miles {verb} Qwen/Qwen3-0.6B   # a smaller model"]
 
 
-def _measured(
-    subject: str, wish: EvalWish, options: Options, *, output: Output
+def _measure_target(
+    subject: str, eval_options: EvalOptions, options: MeasureOptions, *, output: Output
 ) -> tuple[Path, list[SetResult]]:
-    target = find_measured(subject)
+    target = find_eval_target(subject)
     if target.run is not None:
         if options.out is not None:
             raise typer.BadParameter(
@@ -184,10 +184,10 @@ def _measured(
         results = evaluate_run(
             target.run,
             steps=steps,
-            wish=wish,
+            eval_options=eval_options,
             environ=os.environ,
             output=output,
-            ask=options.ask,
+            use_engines=options.use_engines,
         )
         return target.run, results
     if options.steps is not None:
@@ -199,7 +199,7 @@ def _measured(
             target.endpoint,
             folder=options.out,
             runs=runs_folder() / FOLDER,
-            wish=wish,
+            eval_options=eval_options,
             environ=os.environ,
             output=output,
         )
@@ -210,33 +210,34 @@ def _measured(
     return folder, evaluate_model(
         target.model,
         folder=folder,
-        wish=wish,
+        eval_options=eval_options,
         environ=os.environ,
         output=output,
-        ask=options.ask,
+        use_engines=options.use_engines,
     )
 
 
-def against(other: str, wish: EvalWish, *, output: Output) -> EvalWish:
-    """Return the wish with another model's results to compare with: those in a file, or those that
-    `miles eval` stored for a run, a checkpoint, a model or an endpoint. If a set is missing there,
-    measures the other model now and shows its results. Raises MilesError."""
+def with_comparison(other: str, eval_options: EvalOptions, *, output: Output) -> EvalOptions:
+    """Return the options with another model's results to compare with: those in a file, or those
+    that `miles eval` stored for a run, a checkpoint, a model or an endpoint. If a set is missing
+    there, evaluate the other model now and show its results. Raises MilesError."""
     if other.endswith(".json"):
-        return replace(wish, against=[read_result(Path(other).expanduser())])
-    target = find_measured(other)
+        return replace(eval_options, against=[read_result(Path(other).expanduser())])
+    target = find_eval_target(other)
     folder = target.run or _results_folder(target, other)
     stored = [
-        kept_result(folder, name, step=target.step) if folder else None for name in set_names(wish)
+        find_result(folder, name, step=target.step) if folder else None
+        for name in set_names(eval_options)
     ]
     if all(stored):
-        return replace(wish, against=[one for one in stored if one])
+        return replace(eval_options, against=[one for one in stored if one])
     output.note(f"{other} has no results for these prompts yet: evaluating it first")
-    where, results = measured(other, wish, Options(), output=output)
+    where, results = measure_subject(other, eval_options, MeasureOptions(), output=output)
     show_results(results, folder=where, output=output)
-    return replace(wish, against=results)
+    return replace(eval_options, against=results)
 
 
-def _results_folder(target: Measured, name: str) -> Path | None:
+def _results_folder(target: EvalTarget, name: str) -> Path | None:
     """Return the folder with the results of a model or an endpoint; None if there is none. Raises
     DataError if an endpoint has several models."""
     if target.model is not None:

@@ -36,9 +36,9 @@ def note(
     opened = open_run(folder)
     if text is not None:
         write_note(opened, text)
-    kept = read_note(opened)
-    output.json("note", {"run": opened.name, "note": kept, "tags": TAG.findall(kept)})
-    if kept:
-        output.text(kept)
+    saved = read_note(opened)
+    output.json("note", {"run": opened.name, "note": saved, "tags": TAG.findall(saved)})
+    if saved:
+        output.text(saved)
     else:
         output.note(f"run `{opened.name}` has no note")

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from milescli.commands import suggest
-from milescli.console.pager import paged
+from milescli.console.pager import paging
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -66,7 +66,7 @@ OptionalRecipeOption = Annotated[
 ]
 
 
-def _say_repeated(context: typer.Context, sets: list[str] | None) -> list[str] | None:
+def _warn_of_repeated(context: typer.Context, sets: list[str] | None) -> list[str] | None:
     """Warn about a key that `--set` names twice with different values: the last one counts."""
     last: dict[str, str] = {}
     for text in sets or ():
@@ -85,7 +85,7 @@ SetOption = Annotated[
         metavar="KEY=VALUE",
         help="Set a recipe key; repeatable.",
         autocompletion=suggest.overrides,
-        callback=_say_repeated,
+        callback=_warn_of_repeated,
     ),
 ]
 RunArgument = Annotated[
@@ -246,7 +246,7 @@ def planned_machine(
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of verbs, `miles NAME`."""
+    """Describes a group of verbs, `miles NAME`."""
 
     name: str
     about: str
@@ -279,7 +279,7 @@ def verb(
             @wraps(function)
             def run(*args: object, json_mode: bool, quiet: bool, **kwargs: object) -> None:
                 context = cast(typer.Context, kwargs["context"])
-                with paged(context.obj) if is_page else nullcontext():
+                with paging(context.obj) if is_page else nullcontext():
                     function(*args, **kwargs)  # the single door has read both: see app.main
 
             extra = [
@@ -306,11 +306,11 @@ def add_verbs(app: typer.Typer, module: ModuleType) -> None:
     groups = dict[Group, typer.Typer]()
     for group, add in _VERBS[module.__name__]:
         if group is not None and group not in groups:
-            groups[group] = _added(app, group)
+            groups[group] = _group_app(app, group)
         add(app if group is None else groups[group])
 
 
-def _added(app: typer.Typer, group: Group) -> typer.Typer:
+def _group_app(app: typer.Typer, group: Group) -> typer.Typer:
     made = typer.Typer(help=group.about)
 
     @made.callback(invoke_without_command=True)
@@ -332,7 +332,7 @@ def flags_of(**options: tuple[str, object]) -> dict[str, str]:
     }
 
 
-def here() -> dict[str, object]:
+def recipe_environment() -> dict[str, object]:
     """Return the environment variables and folders that loading a recipe needs."""
     import os
 
@@ -355,7 +355,11 @@ def read_recipe(
 
     further = from_options(adapters or [])
     loaded = load(
-        _named(positional, option), sets=sets or [], flags=flags, further=further, **here()
+        _named(positional, option),
+        sets=sets or [],
+        flags=flags,
+        further=further,
+        **recipe_environment(),
     )
     for warning in loaded.warnings:
         output.warn(warning)

@@ -33,7 +33,7 @@ Player = Callable[[Sequence[dict[str, Any]]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlayOptions:
     """Holds the options of `miles env play`."""
 
     name: str
@@ -56,7 +56,7 @@ class _Screen:
     turns: list[dict[str, Any]] = field(default_factory=list)
     has_ended: bool = False
 
-    def acted(self, action: str, step: Step) -> None:
+    def on_turn(self, action: str, step: Step) -> None:
         """Show one finished turn."""
         shown = text_of(step.observation)
         self.turns.append({"said": action, "shown": shown, "reward": step.reward})
@@ -66,107 +66,119 @@ class _Screen:
         if shown:
             self.output.text(shown)
 
-    def end(self, wish: Wish) -> None:
+    def end(self, options: PlayOptions) -> None:
         """Show the summary of the episode."""
         total, count = sum(turn["reward"] for turn in self.turns), len(self.turns)
-        summary = {"name": wish.name, "turns": self.turns, "reward": total, "ended": self.has_ended}
+        summary = {
+            "name": options.name,
+            "turns": self.turns,
+            "reward": total,
+            "ended": self.has_ended,
+        }
         self.output.json("episode", summary)
         how = "ended" if self.has_ended else f"was left after {count} turns"
         self.output.text(f"the episode {how}: {count} turns, reward {total:g}")
 
 
-def play_one(wish: Wish, *, output: Output) -> None:
+def play_one(options: PlayOptions, *, output: Output) -> None:
     """Play an episode, and show each turn when it is done. Raises MilesError."""
-    settings = EnvironmentSettings(name=wish.name, settings=settings_of(wish.settings))
+    settings = EnvironmentSettings(name=options.name, settings=settings_of(options.settings))
     require_environment(settings)
-    rows = rows_of(wish.data)
-    if wish.row > len(rows):
+    rows = rows_of(options.data)
+    if options.row > len(rows):
         raise DataError(
-            f"there is no row {wish.row}",
-            why=f"{wish.data or 'the list of seeds'} was read up to row {len(rows)}",
+            f"there is no row {options.row}",
+            why=f"{options.data or 'the list of seeds'} was read up to row {len(rows)}",
             fix=f"--row {len(rows)}",
         )
-    prompt, is_served = rows[wish.row - 1], wish.model is not None and not _is_url(wish.model)
-    if wish.sets and not is_served:
+    prompt, is_served = (
+        rows[options.row - 1],
+        options.model is not None and not _is_url(options.model),
+    )
+    if options.sets and not is_served:
         raise typer.BadParameter("--set changes the engines of a model: add --model RUN")
     if is_served:
-        _watch(wish, settings, prompt, output=output)
+        _watch(options, settings, prompt, output=output)
         return
     with asyncio.Runner() as runner:
         game = Game(settings, prompt)
         try:
             runner.run(game.begin())
-            _play(game, wish, runner, output=output)
+            _play(game, options, runner, output=output)
         except (EOFError, KeyboardInterrupt):
             output.note("\nthe game was left")
         finally:
             runner.run(game.close())
 
 
-def _play(game: Game, wish: Wish, runner: asyncio.Runner, *, output: Output) -> None:
-    say, player = _player(wish, runner)
+def _play(game: Game, options: PlayOptions, runner: asyncio.Runner, *, output: Output) -> None:
+    next_action, player = _player(options, runner)
     output.text(text_of(game.messages[-1]["content"]))
     screen = _Screen(output, player)
-    while not screen.has_ended and len(screen.turns) < wish.max_turns:
-        action = say(game.messages)
-        screen.acted(action, runner.run(game.act(action)))
-    screen.end(wish)
+    while not screen.has_ended and len(screen.turns) < options.max_turns:
+        action = next_action(game.messages)
+        screen.on_turn(action, runner.run(game.act(action)))
+    screen.end(options)
 
 
-def _watch(wish: Wish, settings: EnvironmentSettings, prompt: Prompt, *, output: Output) -> None:
+def _watch(
+    play_options: PlayOptions, settings: EnvironmentSettings, prompt: Prompt, *, output: Output
+) -> None:
     """Start engines for a run's checkpoint, a folder or a name on the hub, and let them play."""
     from milescli.commands import measure
-    from milescli.commands.find_run import find_measured
+    from milescli.commands.find_run import find_eval_target
     from milescli.runtime.evaluation.evaluate import WatchedEpisode
-    from milescli.runtime.evaluation.sets import EvalWish
+    from milescli.runtime.evaluation.sets import EvalOptions
 
-    assert wish.model is not None, wish
-    run = find_measured(wish.model).run
-    screen = _Screen(output, Path(wish.model).name if run is None else run.name)
+    assert play_options.model is not None, play_options
+    run = find_eval_target(play_options.model).run
+    screen = _Screen(output, Path(play_options.model).name if run is None else run.name)
     watched = WatchedEpisode(
         settings=settings,
         prompt=prompt,
-        max_turns=wish.max_turns,
-        begun=output.text,
-        acted=screen.acted,
+        max_turns=play_options.max_turns,
+        on_start=output.text,
+        on_turn=screen.on_turn,
     )
     sets = {
         "rollout.agent": "environment",
-        "rollout.environment.name": wish.name,
+        "rollout.environment.name": play_options.name,
         "rollout.environment.settings": json.dumps(settings.settings),
-        "rollout.max_turns": str(wish.max_turns),
+        "rollout.max_turns": str(play_options.max_turns),
         "eval.num_prompts": "1",
         **_NOBODY_ELSE,
     }
     if run is None:
         sets |= {"rollout.max_response_tokens": str(CONVERSATION)}
         sets |= {"rollout.max_turn_tokens": str(TURN)}
-    sets |= {key: value for key, _, value in (text.partition("=") for text in wish.sets)}
-    request = EvalWish(data=["task:seeds"], sets=[f"{key}={value}" for key, value in sets.items()])
-    options = measure.Options(ask=watched.ask)
-    measure.measured(wish.model, request, options, output=output)
-    screen.end(wish)
+    sets |= {key: value for key, _, value in (text.partition("=") for text in play_options.sets)}
+    request = EvalOptions(
+        data=["task:seeds"], sets=[f"{key}={value}" for key, value in sets.items()]
+    )
+    options = measure.MeasureOptions(use_engines=watched.use_engines)
+    measure.measure_subject(play_options.model, request, options, output=output)
+    screen.end(play_options)
 
 
 def _is_url(model: str) -> bool:
     return model.startswith(("http://", "https://"))
 
 
-def _player(wish: Wish, runner: asyncio.Runner) -> tuple[Player, str]:
+def _player(options: PlayOptions, runner: asyncio.Runner) -> tuple[Player, str]:
     """Return the player and its name: a person, or a model behind an endpoint."""
-    if wish.model is None:
+    if options.model is None:
         return lambda messages: input("> "), ""
     endpoint = Endpoint(
-        asker="the player",
+        caller="the player",
         section="--model",
         error=EndpointError,
-        url=base_url(wish.model),
+        url=base_url(options.model),
         timeout_s=TIMEOUT_S,
         retries=2,
     )
     model = runner.run(served_model(endpoint, None))
 
-    def say(messages: Sequence[dict[str, Any]]) -> str:
-        return runner.run(endpoint.said({"model": model, "messages": list(messages)}))
+    def ask_model(messages: Sequence[dict[str, Any]]) -> str:
+        return runner.run(endpoint.chat_reply({"model": model, "messages": list(messages)}))
 
-    return say, model
+    return ask_model, model

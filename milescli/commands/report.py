@@ -48,7 +48,7 @@ def report(
     """Write a report of a run as one file (verdict, curves, time, samples, recipe), or compare two
     runs in one."""
     from milescli.report import make
-    from milescli.report.make import Reported, compare_runs, report_run
+    from milescli.report.make import Report, compare_runs, report_run
     from milescli.report.markdown import compare_markdown, run_markdown
     from milescli.web.saved import compare_page, run_page
 
@@ -65,7 +65,7 @@ def report(
         return
     folders = [find_run(name) for name in (run, other) if name is not None]
     html = file is not None and make.is_html(file)
-    made: Reported = (
+    made: Report = (
         report_run(folders[0], form=run_page if html else run_markdown)
         if other is None
         else compare_runs(*folders, form=compare_page if html else compare_markdown)

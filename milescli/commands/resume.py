@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from milescli.commands.driving import SupervisedOption, drive, go_on_with
-from milescli.commands.find_run import fetched, find_run, find_sweep
+from milescli.commands.driving import SupervisedOption, drive, resume_run
+from milescli.commands.find_run import fetch_run, find_run, find_sweep
 from milescli.commands.options import AddressOption, ResumedArgument, SetOption, StepsOption, verb
 from milescli.console.output import Output
 from milescli.recipe.store_url import is_store_url
@@ -42,7 +42,7 @@ def resume(
     folder = None if is_store_url(run) else find_run(run)
 
     def work() -> None:
-        found = folder or fetched(run, output=output)
-        go_on_with(found, output=output, steps=steps, sets=sets, address=address)
+        found = folder or fetch_run(run, output=output)
+        resume_run(found, output=output, steps=steps, sets=sets, address=address)
 
     drive(work, output=output, supervised=supervised)

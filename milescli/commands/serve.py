@@ -62,7 +62,7 @@ def serve(
 
     if (subject is None) == (recipe is None):
         raise typer.BadParameter("name what is served, or a recipe to train by: --recipe NAME|FILE")
-    place = serving.Place(host=host, port=port, usual=PORT)
+    place = serving.ListenAddress(host=host, port=port, usual=PORT)
     if subject is not None:
         if lora or gpus or name or keys:
             raise typer.BadParameter("--lora, --gpus, --name and --keys apply to --recipe")

@@ -14,7 +14,7 @@ from socket import socket
 import typer
 
 from milescli.commands import measure
-from milescli.commands.find_run import find_measured
+from milescli.commands.find_run import find_eval_target
 from milescli.commands.options import read_recipe
 from milescli.console.output import Output
 from milescli.core.errors import DataError
@@ -27,12 +27,12 @@ SOLE_TENANT = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a server listens."""
+class ListenAddress:
+    """Describes where a server listens."""
 
     host: str
     port: int | None
-    """None: the usual port."""
+    """None: the default port."""
     usual: int
 
     @contextmanager
@@ -58,17 +58,17 @@ class Place:
 
 
 def serve_model(
-    subject: str, place: Place, *, tokens: int, sets: list[str] | None, output: Output
+    subject: str, place: ListenAddress, *, tokens: int, sets: list[str] | None, output: Output
 ) -> None:
     """Serve a checkpoint or a model to OpenAI's clients until a signal arrives. `tokens`: length of
     the longest response."""
     from milescli.checkpoint.run_dir import open_run
     from milescli.recipe.resolved import load_resolved
-    from milescli.rollout.base import Door
+    from milescli.rollout.base import SessionAddress
     from milescli.runtime.evaluation.serve import Serving, serve_settings
-    from milescli.runtime.evaluation.sets import EvalWish
+    from milescli.runtime.evaluation.sets import EvalOptions
 
-    target = find_measured(subject)
+    target = find_eval_target(subject)
     if target.endpoint is not None:
         raise typer.BadParameter(
             "`serve` starts engines for a model, so it cannot take an endpoint"
@@ -78,26 +78,26 @@ def serve_model(
     with place.listening(f"miles serve {subject}", output=output) as listener:
         url = f"{place.address(listener)}/v1"
 
-        def ready(model: str, door: Door) -> None:
+        def ready(model: str, address: SessionAddress) -> None:
             body = {"model": model, "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
-            output.json("serve", {"base_url": url, "model": model, "api_key": door.api_key})
-            output.text(f"base URL  {url}\nmodel     {model}\nAPI key   {door.api_key}")
+            output.json("serve", {"base_url": url, "model": model, "api_key": address.api_key})
+            output.text(f"base URL  {url}\nmodel     {model}\nAPI key   {address.api_key}")
             output.text(
-                f"curl {url}/chat/completions -H 'Authorization: Bearer {door.api_key}' "
+                f"curl {url}/chat/completions -H 'Authorization: Bearer {address.api_key}' "
                 f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
             )
             output.note("Ctrl-C stops the server; the key is new each time")
 
         serving = Serving(listener=listener, model=target.model, ready=ready)
-        wish = EvalWish(data=["task:seeds"], sets=[*changes, *(sets or ())])
-        options = measure.Options(ask=serving.ask, verb="serve")
-        measure.measured(subject, wish, options, output=output)
+        eval_options = EvalOptions(data=["task:seeds"], sets=[*changes, *(sets or ())])
+        options = measure.MeasureOptions(use_engines=serving.use_engines, verb="serve")
+        measure.measure_subject(subject, eval_options, options, output=output)
     output.note("the server has ended")
 
 
 def serve_clients(
     recipe: str | None,
-    place: Place,
+    place: ListenAddress,
     *,
     name: str | None,
     keys: str | None,
@@ -107,7 +107,7 @@ def serve_clients(
 ) -> None:
     """Train and sample for clients of the Tinker API until a signal arrives. `name`: name of the
     service; `keys`: file with the keys of its clients."""
-    from milescli.runtime.service.start import NUM_SLOTS, Wish, serve_training
+    from milescli.runtime.service.start import NUM_SLOTS, ServiceOptions, serve_training
 
     loaded = read_recipe(None, recipe, sets=sets, flags=flags, adapters=None, output=output)
     sole = f"{KEY_PREFIX}{secrets.token_hex(24)}"
@@ -123,14 +123,14 @@ def serve_clients(
             output.text(f"export TINKER_BASE_URL={url} TINKER_API_KEY={own.get('api_key', 'KEY')}")
             output.note("Ctrl-C stops the server; saved states stay")
 
-        wish = Wish(
+        service_options = ServiceOptions(
             name=name or loaded.recipe.name,
             num_slots=NUM_SLOTS,
             keys=tenants,
             listener=listener,
             ready=ready,
         )
-        serve_training(loaded, wish, output=output)
+        serve_training(loaded, service_options, output=output)
     output.note("the server has ended")
 
 

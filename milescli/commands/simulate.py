@@ -62,13 +62,13 @@ def simulate(
 ) -> None:
     """Predict throughput, idle time, staleness and cost of a recipe on a machine, for several
     layouts and asynchronous settings, and recommend one. Nothing is started."""
-    from milescli.commands.show.simulation import Wish, show_simulation
+    from milescli.commands.show.simulation import SimulationOptions, show_simulation
     from milescli.platform.machine import read_machine
 
     machine = None if on is None else read_machine(on)
     flags = flags_of(machine__nodes=("--nodes", len(machine.nodes) if machine else None))
     loaded = read_recipe(wanted, recipe, sets=sets, flags=flags, adapters=None, output=context.obj)
-    wish = Wish(
+    options = SimulationOptions(
         loaded=loaded,
         sets=sets or [],
         flags=flags,
@@ -79,4 +79,4 @@ def simulate(
         window=window,
         seed=seed,
     )
-    show_simulation(wish, output=context.obj)
+    show_simulation(options, output=context.obj)

@@ -47,30 +47,30 @@ def ui(
 ) -> None:
     """Serve a live web page of your runs: curves, time, samples and logs. It only reads unless you
     add --control. Ctrl-C stops it."""
-    from milescli.web.serve import DEFAULT_PORT, open_door, open_page, serve
+    from milescli.web.serve import DEFAULT_PORT, open_page, open_page_socket, serve
     from milescli.web.shown import shown_runs
 
     output: Output = context.obj
     what = "read the runs and start commands as you" if control else "read prompts and logs"
     folder = runs_folder()
     shown = shown_runs(None if runs else folder, [find_run(run) for run in runs or ()])
-    door = open_door(host=host, port=port, state=state_folder(), can_control=control)
-    if not door.is_loopback:
+    page_socket = open_page_socket(host=host, port=port, state=state_folder(), can_control=control)
+    if not page_socket.is_loopback:
         output.warn(
             f"other computers can reach {host}: anyone with the URL can {what}, and the traffic is "
             "not encrypted. Safer: omit --host and forward a port: "
-            f"ssh -L 8000:127.0.0.1:{door.gate.port} THIS-COMPUTER"
+            f"ssh -L 8000:127.0.0.1:{page_socket.gate.port} THIS-COMPUTER"
         )
 
     def ready() -> None:
-        output.json("ui", {"url": door.url, "host": host, "port": door.gate.port})
-        output.text(door.url)
+        output.json("ui", {"url": page_socket.url, "host": host, "port": page_socket.gate.port})
+        output.text(page_socket.url)
         output.note(f"anyone with this URL can {what}; Ctrl-C stops the page")
-        if port is None and door.gate.port != DEFAULT_PORT:
+        if port is None and page_socket.gate.port != DEFAULT_PORT:
             output.note(f"another process uses port {DEFAULT_PORT}, so the page uses a free one")
         if opens:  # not here: what it opens is served behind us, and it may wait for that
-            options = {"url": door.url, "failed": output.warn}
+            options = {"url": page_socket.url, "failed": output.warn}
             threading.Thread(target=open_page, kwargs=options, daemon=True).start()
 
-    serve(door, shown, fault=output.warn, ready=ready)
+    serve(page_socket, shown, on_fault=output.warn, ready=ready)
     output.note("the page has ended")

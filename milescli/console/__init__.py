@@ -1,1 +1,1 @@
-"""All output: the only room that imports rich."""
+"""Prints all output: the only package that imports rich."""

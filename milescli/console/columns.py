@@ -1,4 +1,5 @@
-"""The columns of a run's table: heading, metric, width, priority and number format of each."""
+"""Defines the columns of a run's table: heading, metric, width, priority and number format of
+each."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ GAP = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of the table of steps."""
+    """Describes one column of the table of steps."""
 
     head: tuple[str, str]
     """Two lines above the figures."""
@@ -29,7 +30,7 @@ class Column:
     form: Callable[[float | None], str]
 
     def write(self, figures: Mapping[str, float]) -> str:
-        """Return the text of the cell, of a step's figures by the names of metrics."""
+        """Return the text of the cell. `figures`: the step's metrics by name."""
         return self.form(figures.get(self.metric))
 
 
@@ -85,17 +86,17 @@ COLUMNS = (
     _column("step|s", "step_s", "time/step_s", ".2f", 6, 2),
 )
 ACCURACY = _column("accuracy", "accuracy", "", ".3f", 8, 1)
-"""Filled from the evaluation after the step, where there was one."""
+"""Column that is filled from the evaluation after the step, if there was one."""
 
 
-def that_fit(
+def fitting_columns(
     width: int, *, columns: Sequence[Column] = (COLUMNS[0], COLUMNS[1], ACCURACY, *COLUMNS[2:])
 ) -> list[Column]:
     """Return the most important columns that fit into `width`, in their order."""
-    kept = list(columns)
-    while sum(column.width + GAP for column in kept) - GAP > width and len(kept) > 2:
-        kept.remove(max(kept, key=lambda column: column.rank))
-    return kept
+    fitting = list(columns)
+    while sum(column.width + GAP for column in fitting) - GAP > width and len(fitting) > 2:
+        fitting.remove(max(fitting, key=lambda column: column.rank))
+    return fitting
 
 
 def figures(done: EvalDone) -> str:

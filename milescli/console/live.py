@@ -1,6 +1,5 @@
-"""LiveRun: watches a run and shows it, as the mode and the terminal allow: the live panel, or
-events as lines of text, as a log file gets them. A listener of the event bus, made by the
-runtime."""
+"""Shows a run as the mode and the terminal allow (LiveRun): the live panel, or events as lines of
+text, as in a log file. A listener of the event bus, created by the runtime."""
 
 from __future__ import annotations
 
@@ -204,15 +203,16 @@ SVG_MILESTONES = 9
 
 
 class LiveRun:
-    """On a terminal a panel that redraws itself; in a log one line a step; with --json one event a
-    line; quiet: warnings.
+    """Shows a run: on a terminal a panel that redraws itself; in a log one line a step; with --json
+    one event a line; quiet: warnings.
 
     with LiveRun(output, name="quickstart-1") as view:
         bus.listeners.append(view)
     """
 
     def __init__(self, output: Output, *, name: str, history: History | None = None) -> None:
-        """`name`: of the run, for the title of the frame; `history`: of its earlier attempts."""
+        """Set up the view. `name`: of the run, for the title of the frame; `history`: of its
+        earlier attempts."""
         self.output = output
         self.history = history or History(name=name)
         self._began_s = time.monotonic()
@@ -225,7 +225,7 @@ class LiveRun:
         if self.output.mode is Mode.HUMAN and self.output.is_interactive:
             self._live = Live(
                 console=self.output.narration,
-                get_renderable=self._of_screen,
+                get_renderable=self._current_frame,
                 refresh_per_second=REFRESH_PER_S,
                 # data that goes to a file must not end on the screen
                 redirect_stdout=self.output.data.is_terminal,
@@ -238,13 +238,13 @@ class LiveRun:
         self.close()
 
     def close(self) -> None:
-        """Draw the last frame and give the terminal back, cursor included. Idempotent."""
+        """Draw the last frame and restore the terminal, including the cursor. Idempotent."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Show one event. Never raises because the reader is gone: a run outlives its terminal."""
+        """Show one event. Never raises if the reader is gone: a run outlives its terminal."""
         with self._lock:
             self.history.feed(stamped(event))
             if (line := milestone(event)) is not None:
@@ -296,7 +296,7 @@ class LiveRun:
             if line is not None:
                 self.output.narration.print(line, soft_wrap=True)
 
-    def _of_screen(self) -> RenderableType:
+    def _current_frame(self) -> RenderableType:
         with self._lock:
             size = self.output.narration.size
             return self._frame(size.width, size.height)

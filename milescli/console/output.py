@@ -1,5 +1,5 @@
-"""All output of the program: data on stdout, narration on stderr, in the mode that the user chose.
-Every command prints through it."""
+"""Prints all output of the program: data on stdout, messages on stderr, in the mode that the user
+chose. Every command prints through it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Output:
         stdout: IO[str] | None = None,
         stderr: IO[str] | None = None,
     ) -> None:
-        """`stdout` and `stderr` replace the process's own streams in tests."""
+        """Set the mode. `stdout` and `stderr` replace the process's own streams in tests."""
         self.mode = mode
         self._begun = ""
         """Text that `piece` has printed so far."""
@@ -178,8 +178,8 @@ class Output:
                 "   or: " if place else "  fix: ", fix, style=theme.LABEL, body=theme.COMMAND
             )
 
-    def give_back_terminal(self) -> None:
-        """Show the cursor, which a process has hidden that died while it drew."""
+    def show_cursor(self) -> None:
+        """Show the cursor again, if a process died while it had hidden it."""
         if self.is_interactive:
             self.narration.show_cursor(True)
 
@@ -272,7 +272,7 @@ _DRAWN = (
 """Characters that miles prints beyond ASCII -> replacements. Corners of boxes become `+`."""
 
 
-def _in_plain(error: UnicodeError) -> tuple[str | bytes, int]:
+def _replace_unencodable(error: UnicodeError) -> tuple[str | bytes, int]:
     """Replace what a stream cannot encode: our own drawings by ASCII, bytes of names that are not
     valid text by themselves, and everything else by a question mark."""
     if not isinstance(error, UnicodeEncodeError):
@@ -284,7 +284,7 @@ def _in_plain(error: UnicodeError) -> tuple[str | bytes, int]:
     return _DRAWN.get(piece, corner), error.start + 1
 
 
-codecs.register_error(_PLAIN, _in_plain)
+codecs.register_error(_PLAIN, _replace_unencodable)
 
 
 def _console(stream: IO[str]) -> Console:

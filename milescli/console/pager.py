@@ -1,6 +1,6 @@
-"""Long pages on a terminal go through a pager: $PAGER, else `less`. Not where the page fits on the
-screen, with --json or --quiet, into a pipe or a file, or with NO_PAGER or PAGER=cat. The narration
-on stderr does not wait for it."""
+"""Shows long pages on a terminal through a pager: $PAGER, else `less`. Not used if the page fits on
+the screen, with --json or --quiet, into a pipe or a file, or with NO_PAGER or PAGER=cat. Messages
+on stderr do not wait for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LESS = "FRX"
 
 
 @contextmanager
-def paged(output: Output) -> Iterator[None]:
+def paging(output: Output) -> Iterator[None]:
     """Collect what the block prints on stdout, and show it by the pager if it is longer than the
     screen."""
     command = _pager(output)
@@ -48,14 +48,14 @@ def paged(output: Output) -> Iterator[None]:
 
 
 class _Page(io.StringIO):
-    """A text that is drawn for a terminal."""
+    """Holds a text that is drawn for a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def _pager(output: Output) -> list[str] | None:
-    """Return the command of the pager; None where nothing is paged."""
+    """Return the command of the pager; None if no pager is used."""
     if output.mode is not Mode.HUMAN or not output.data.is_terminal or not sys.stdin.isatty():
         return None
     if output.data.is_dumb_terminal or os.environ.get("NO_PAGER"):

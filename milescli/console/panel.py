@@ -1,5 +1,5 @@
-"""One frame of the live panel: the history of a run -> something that rich draws. Pure; asked for
-several times a second."""
+"""Draws one frame of the live panel: the history of a run -> an object that rich draws. Pure;
+called several times a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from milescli.console import theme
-from milescli.console.columns import ACCURACY, GAP, Column, number, percent, rate, that_fit
+from milescli.console.columns import ACCURACY, GAP, Column, fitting_columns, number, percent, rate
 from milescli.core.history import History
 from milescli.core.scalars import Record, figures_below, objective_figures
 from milescli.core.units import format_duration
@@ -24,7 +24,7 @@ FRAME_COLUMNS = 6
 MAX_WIDTH = 150
 MAX_ROWS = 12
 OTHER_LINES = 14
-"""Lines of the panel that are no rows of the table."""
+"""Number of lines of the panel besides the rows of the table."""
 VERDICT_FINDINGS = 2
 ADAPTER_LINES = 4
 """Number of lines for each of several adapters."""
@@ -35,7 +35,8 @@ SMALLEST_SHARE = 0.01
 
 
 def frame(history: History, *, elapsed_s: float, width: int, height: int) -> RenderableType:
-    """Draw the whole panel for a terminal of this size. `elapsed_s`: since the attempt began."""
+    """Draw the whole panel for a terminal of this size. `elapsed_s`: seconds since the attempt
+    began."""
     width = min(width, MAX_WIDTH)
     inner = max(20, width - FRAME_COLUMNS)
     parts: list[RenderableType] = [_bar_line(history, inner, elapsed_s)]
@@ -71,7 +72,7 @@ def frame(history: History, *, elapsed_s: float, width: int, height: int) -> Ren
 
 
 def _verdict(given: Record, width: int) -> list[Text]:
-    """Say whether it is learning; and what is wrong, each on a line."""
+    """Return a line that says whether the run is learning, and one line for each problem."""
     style = theme.WARN if given["findings"] or given["is_learning"] is False else theme.GOOD
     lines = [Text.assemble(("verdict ", theme.LABEL), (given["headline"], style))]
     shown = [*given["findings"].values()][:VERDICT_FINDINGS]
@@ -80,7 +81,7 @@ def _verdict(given: Record, width: int) -> list[Text]:
 
 
 def _adapter(history: History, width: int, elapsed_s: float) -> list[RenderableType]:
-    """Draw one of several: how far it is, its reward, and how its last step was."""
+    """Draw one of several adapters: its progress, its reward, and its last step."""
     parts: list[RenderableType] = [Text(history.name, style=theme.TITLE)]
     parts.append(_bar_line(history, width, elapsed_s))
     if len(history.columns):
@@ -98,7 +99,7 @@ def _state(history: History) -> tuple[str, str]:
 
 
 def _phase(history: History) -> tuple[str, str]:
-    """Return phase and detail: those that began last, of the run or of one of its adapters."""
+    """Return (phase, detail) of the newest phase, of the run or of one of its adapters."""
     newest = history
     for one in history.adapters.values():
         if one.phase and not one.phase_s < newest.phase_s:  # neither is known at first
@@ -109,8 +110,8 @@ def _phase(history: History) -> tuple[str, str]:
 
 
 def _counted(history: History) -> tuple[str, int, int]:
-    """Return the word, the number done and the number wanted of what is counted; `("", 0, 0)`
-    before the first step of all."""
+    """Return (unit, number done, total number) of the progress; `("", 0, 0)` before the first
+    step."""
     if len(history.columns):
         return "step", history.step, history.num_steps or 0
     if len(history.warmup):
@@ -119,8 +120,8 @@ def _counted(history: History) -> tuple[str, int, int]:
 
 
 def _left_s(history: History) -> float | None:
-    """Estimate the seconds that are left by the last steps; None where nothing is, or no step was
-    done."""
+    """Return the estimated remaining seconds, by the last steps; None if nothing remains, or no
+    step was done."""
     steps = (history.num_steps or 0) - history.step
     if history.outcome is not None or not len(history.columns) or steps <= 0:
         return None
@@ -173,8 +174,8 @@ def _trend(history: History, width: int) -> Text:
 
 
 def _means(figures: Mapping[str, float], section: str, width: int) -> list[Text]:
-    """Draw one line with the mean of each part of the reward, or of what agents report, where
-    there are any."""
+    """Draw one line with the mean of each part of the reward, or of each metric of agents, if there
+    are any."""
     means = figures_below(figures, section)
     words = "  ".join(f"{name} {number(mean, '.3f')}" for name, mean in means.items())
     return [Text(f"        {words}"[:width], style=theme.QUIET)] if words else []
@@ -190,7 +191,7 @@ def _accuracy(history: History) -> str:
 
 
 def _table(history: History, width: int, height: int) -> Table:
-    columns = that_fit(width)
+    columns = fitting_columns(width)
     table = Table(
         box=None,
         pad_edge=False,
@@ -253,7 +254,7 @@ def _phases(figures: Mapping[str, float], width: int) -> Text:
 def _health(figures: Mapping[str, float], width: int) -> Text:
     speeds = [rate(figures[f"speed/{who}_tokens_per_s"]) for who in ("rollout", "train")]
     stale, most = (figures[f"rollout/staleness_{which}"] for which in ("mean", "max"))
-    has_speed_columns = any(column.word == "train_tokens/s" for column in that_fit(width))
+    has_speed_columns = any(column.word == "train_tokens/s" for column in fitting_columns(width))
     facts = [
         *([] if has_speed_columns else [("tokens/s", f"rollout {speeds[0]}, train {speeds[1]}")]),
         ("staleness", f"{number(stale, '.1f')} (max {number(most, '.0f')})"),

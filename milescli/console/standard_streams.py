@@ -1,4 +1,4 @@
-"""Standard streams of a process that may outlive its terminal: closed streams, readers that
+"""Handles standard streams of a process that may outlive its terminal: closed streams, readers that
 disappear, and readers that stop reading. `output` prints through them."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def until_closed(
 ) -> TextIO:
     """Return the stream, with errors of these numbers ignored. If nobody reads for `patience_s`,
     further output is dropped until somebody reads again; a message then says how much is missing.
-    None: writing waits as long as it takes."""
+    `patience_s` None: writing waits without limit."""
     raw = _Output(number, "w", closefd=False)
     raw.ignored, raw.patience_s = ignored, patience_s
     return io.TextIOWrapper(
@@ -66,7 +66,7 @@ def until_closed(
 
 
 class _Output(io.FileIO):
-    """A standard stream that discards its output when one of the `ignored` errors happens."""
+    """Writes to a standard stream, and discards output when one of the `ignored` errors happens."""
 
     ignored: tuple[int, ...] = ()
     patience_s: float | None = None
@@ -77,7 +77,7 @@ class _Output(io.FileIO):
         """Return the number of bytes that were written or discarded."""
         view = memoryview(data).cast("B")
         try:
-            return super().write(view) if self.patience_s is None else self._written(view)
+            return super().write(view) if self.patience_s is None else self._write_pieces(view)
         except OSError as error:
             if error.errno == errno.EPIPE and error.errno not in self.ignored:
                 raise ReaderGone from None  # typer would end with 1 where it sees EPIPE itself
@@ -85,20 +85,20 @@ class _Output(io.FileIO):
                 raise
             return len(view)
 
-    def _written(self, data: memoryview) -> int:
+    def _write_pieces(self, data: memoryview) -> int:
         """Write in pieces of PIPE_BUF bytes, which a writable pipe takes without blocking."""
-        if self._num_dropped and self._takes():
+        if self._num_dropped and self._is_writable():
             gap = f"\n[{self._num_dropped} bytes were not shown: nobody read them]\n"
             self._num_dropped = 0
             super().write(gap.encode())
         for begin in range(0, len(data), select.PIPE_BUF):
-            if not self._takes():
+            if not self._is_writable():
                 self._num_dropped += len(data) - begin
                 break
             super().write(data[begin : begin + select.PIPE_BUF])
         return len(data)
 
-    def _takes(self) -> bool:
+    def _is_writable(self) -> bool:
         """Return True if the stream is writable; wait for it unless bytes are being dropped."""
         assert self.patience_s is not None
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""Colours and small drawings, in one place. Colour is used only where it says something."""
+"""Defines colours and small drawings, in one place. Colour is only used where it has a meaning."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 def sparkline(
     values: Sequence[float], width: int, *, low: float | None = None, high: float | None = None
 ) -> str:
-    """Draw at most `width` characters: the mean of each part of `values`. A value that is no number
+    """Draw at most `width` characters: the mean of each part of `values`. A value that is NaN
     leaves a gap."""
     if not values or width < 1:
         return ""
@@ -74,12 +74,12 @@ _FULL, _LEFT = "█", "░"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One part of a whole."""
+    """Describes one part of a whole."""
 
     name: str
     size: float
     is_free: bool = False
-    """True if nobody uses it: drawn faintly."""
+    """True if it is unused: drawn faintly."""
 
 
 def staircase(segments: Sequence[Segment], *, total: float, width: int) -> list[Text]:

@@ -1,6 +1,6 @@
-"""Progress of long work: a bar on a terminal, a line now and then in a log, one event per line with
---json, nothing with --quiet; with rate and remaining time, in bytes or any other unit. Used by the
-runtime, but not while a run draws its panel: two drawings would make each other unreadable."""
+"""Shows the progress of long work: a bar on a terminal, a line now and then in a log, one event per
+line with --json, nothing with --quiet; with rate and remaining time, in bytes or any other unit.
+Used by the runtime, but not while a run draws its panel, which would overwrite it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Transfer:
         self._began = self._last_shown = time.monotonic()
         if self.output.mode is Mode.HUMAN and self.output.is_interactive:
             self._bar = Progress(
-                _Line(self.said, width=self.output.narration.width),
+                _Line(self.progress_text, width=self.output.narration.width),
                 console=self.output.narration,
                 transient=True,
             )
@@ -80,14 +80,14 @@ class Transfer:
                 self._event()
             elif self.output.mode is Mode.HUMAN and now - self._last_shown >= LINE_EVERY_S:
                 self._last_shown = now
-                self.output.note(f"{self.label}: {self.said()}")
+                self.output.note(f"{self.label}: {self.progress_text()}")
 
     def reached(self, num: int) -> None:
         """Set the number of completed units; a smaller number than before changes nothing."""
         if num > self.done:
             self(num - self.done)
 
-    def said(self) -> str:
+    def progress_text(self) -> str:
         """Format the progress: 50.0 MiB of 100.0 MiB, 1.0 MiB/s, 50.0 s left."""
         left = "" if self.eta_s is None else f", {format_duration(self.eta_s)} left"
         if self.unit == BYTES:
@@ -114,7 +114,7 @@ class Transfer:
         return max(0, self.total - self.done) / self.per_s if self.per_s else None
 
     def _event(self) -> None:
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "label": self.label,
             "unit": self.unit,
             "done": self.done,
@@ -123,12 +123,12 @@ class Transfer:
             "eta_s": self.eta_s,
         }
         if self.unit == BYTES:
-            told |= {
+            fields |= {
                 "done_bytes": self.done,
                 "total_bytes": self.total,
                 "bytes_per_s": self.per_s,
             }
-        self.output.json("progress", told)
+        self.output.json("progress", fields)
 
 
 class _Line(ProgressColumn):
@@ -136,22 +136,22 @@ class _Line(ProgressColumn):
     nothing arrives. On a narrow terminal the bar is dropped first, then the end of the label; the
     figures stay."""
 
-    def __init__(self, said: Callable[[], str], *, width: int) -> None:
+    def __init__(self, progress_text: Callable[[], str], *, width: int) -> None:
         super().__init__()
-        self._say, self._width = said, width
+        self._say, self._width = progress_text, width
 
     def render(self, task: Task) -> Text:
-        """Render the progress, as rich requires."""
+        """Draw the line; rich calls it."""
         return bar_line(
             task.description, self._say(), share=(task.percentage or 0) / 100, width=self._width
         )
 
 
-def bar_line(label: str, said: str, *, share: float, width: int) -> Text:
+def bar_line(label: str, progress_text: str, *, share: float, width: int) -> Text:
     """Draw a line of at most `width` characters; the figures are always shown whole."""
-    room = width - len(said) - 2
+    room = width - len(progress_text) - 2
     if len(label) > room - _LEAST_BAR - 1:
-        return Text.assemble(label[: max(0, room)], " ", (said, theme.QUIET), no_wrap=True)
+        return Text.assemble(label[: max(0, room)], " ", (progress_text, theme.QUIET), no_wrap=True)
     bar = min(_MOST_BAR, room - len(label) - 1)
     done = round(min(1.0, max(0.0, share)) * bar)
     return Text.assemble(
@@ -159,6 +159,6 @@ def bar_line(label: str, said: str, *, share: float, width: int) -> Text:
         (_DONE * done, theme.ACCENT),
         (_DONE * (bar - done), theme.BORDER),
         " ",
-        (said, theme.QUIET),
+        (progress_text, theme.QUIET),
         no_wrap=True,
     )

@@ -1,6 +1,6 @@
-"""Shows work of unknown length: on a terminal a spinner with the time and what is being waited for;
-in a log a line now and then. Nothing with --json or --quiet. Work whose end is known has a bar
-instead (`transfer`)."""
+"""Shows work of unknown length: on a terminal a spinner with the time and a message; in a log a
+line now and then. Nothing with --json or --quiet. Work of known length has a bar instead
+(`transfer`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TURNS_PER_S = 8
 
 
 @contextmanager
-def working(output: Output, said: Callable[[], str]) -> Iterator[None]:
-    """Show `said()` while the block runs. It is called from a thread of its own."""
+def working(output: Output, message: Callable[[], str]) -> Iterator[None]:
+    """Show `message()` while the block runs. It is called from a thread of its own."""
     began = time.monotonic()
     if output.mode is not Mode.HUMAN:
         yield
@@ -36,7 +36,7 @@ def working(output: Output, said: Callable[[], str]) -> Iterator[None]:
             text = Text.assemble(
                 (f"{SPINNER[int(spent * TURNS_PER_S) % len(SPINNER)]} ", theme.ACCENT),
                 (f"{format_duration(spent)}  ", theme.QUIET),
-                said(),
+                message(),
                 no_wrap=True,
             )
             text.truncate(output.narration.width, overflow="ellipsis")
@@ -57,7 +57,7 @@ def working(output: Output, said: Callable[[], str]) -> Iterator[None]:
 
     def tell() -> None:
         while not is_over.wait(LINE_EVERY_S):
-            output.note(f"{format_duration(time.monotonic() - began)}: {said()}")
+            output.note(f"{format_duration(time.monotonic() - began)}: {message()}")
 
     threading.Thread(target=tell, name="working", daemon=True).start()
     try:

@@ -49,10 +49,10 @@ REWARDS = PlugPoint(
 """Besides being a RewardFn, a built-in one may have: `needs_label: bool`; `takes_num_tokens: bool`,
 then it gets `num_tokens`; `takes_token_ids: bool`, then it gets `token_ids`, prompt and response as
 the policy saw and sampled them; `takes_images: bool`, then it gets `images`, the PNG file of each
-image of the prompt, as a user's reward with this parameter does; `made_for(rollout)`, which returns
-the same reward with the recipe's settings, and raises RecipeError if they are invalid;
-`served_by(server)`, which returns the same with the run's ScoreServer; `runs_apart: bool`, then it
-runs in processes of its own, as a user's reward does."""
+image of the prompt, as a user's reward with this parameter does; `with_settings(rollout)`, which
+returns the same reward with the recipe's settings, and raises RecipeError if they are invalid;
+`with_server(server)`, which returns the same with the run's ScoreServer; `runs_apart: bool`, then
+it runs in processes of its own, as a user's reward does."""
 AGENTS = PlugPoint(
     kind="agent",
     key="rollout.agent",

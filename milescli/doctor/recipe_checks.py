@@ -90,9 +90,9 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
 def check_mcp_of(recipe: Recipe) -> list[Finding]:
     """Check that the servers of tools answer, and have what the recipe names. Raises what a launch
     would raise."""
-    from milescli.agents.tool_kit import offered
+    from milescli.agents.tool_kit import offered_tools
 
-    names = [schema["function"]["name"] for schema in offered(recipe.rollout)]
+    names = [schema["function"]["name"] for schema in offered_tools(recipe.rollout)]
     servers = ", ".join(recipe.rollout.mcp)
     return ok("mcp", f"the tools of {servers} exist; the model may call {', '.join(names)}")
 
@@ -168,7 +168,7 @@ def check_material(recipe: Recipe, source: str) -> list[Finding]:
     from milescli.checkpoint.run_dir import RunDir
     from milescli.data.examples import ExampleReport
     from milescli.data.prompt_source import SourceReport
-    from milescli.runtime.inputs.run_inputs import prepare
+    from milescli.runtime.inputs.run_inputs import prepare_inputs
 
     if too_large := _large_data(recipe):
         return skip("data", too_large)
@@ -182,7 +182,7 @@ def check_material(recipe: Recipe, source: str) -> list[Finding]:
             recipe = recipe.model_copy(
                 update={"model": model.model_copy(update={"path": path, "revision": None})}
             )
-        material = prepare(policy_alone(recipe), RunDir(path=Path(folder)))
+        material = prepare_inputs(policy_alone(recipe), RunDir(path=Path(folder)))
     if doubts := [doubt for made in material.checked for doubt in made.doubts]:
         look = f"miles data check {source}   # shows what the model reads"
         return warn("data", doubts[0], why="; ".join(doubts[1:]) or "the run would warn", fix=look)

@@ -16,7 +16,7 @@ from milescli.recipe.schema import Recipe
 
 def check_roles(recipe: Recipe) -> list[Finding]:
     """List the models of the recipe's roles. Raises what a launch would raise."""
-    from milescli.runtime.inputs.given_models import (
+    from milescli.runtime.inputs.auxiliary_models import (
         policy_paths,
         reward_facts,
         served_teachers,
@@ -52,7 +52,7 @@ def critic_facts(recipe: Recipe) -> ModelFacts | None:
 
 def repos_of_roles(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yield (name on the hub, recipe key) of the models that are not on this disk."""
-    from milescli.runtime.inputs.given_models import policy_paths, reward_path, teacher_paths
+    from milescli.runtime.inputs.auxiliary_models import policy_paths, reward_path, teacher_paths
 
     models = [*teacher_paths(recipe), *filter(None, [reward_path(recipe)]), *policy_paths(recipe)]
     yield from ((model.path, model.key) for model in models if model.is_on_hub)

@@ -1,4 +1,4 @@
-"""The input of a diagnosis: a run's history, its facts, and its newest samples."""
+"""Defines the input of a diagnosis: a run's history, its facts, and its newest samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One named diagnosis of a run."""
+    """Describes one named diagnosis of a run."""
 
     name: str
     """Stable name with hyphens: `entropy-collapse`; `docs/verdict.md` has a heading for each."""
@@ -79,8 +79,8 @@ class Verdict:
 FEW_STEPS = 8
 """With fewer steps, a metric has no trend."""
 EARLY_SHARE, EARLY_MOST = 0.1, 100
-"""A run that has done so little of what it is to do, in steps at most, has not shown yet whether
-its figures rise: a recipe of 1,000 steps learns more slowly than one of 20."""
+"""A run that has done less than this share of its steps, and at most this many steps, has not shown
+yet whether its metrics rise: a recipe of 1,000 steps learns more slowly than one of 20."""
 CEILING = 0.95
 """A reward or an accuracy of 0 to 1 that is at least this high can hardly improve."""
 REWARD, LOSS = "rollout/reward_mean", "train/loss"
@@ -88,7 +88,7 @@ REWARD, LOSS = "rollout/reward_mean", "train/loss"
 
 @dataclass(frozen=True)
 class Case:
-    """The data that the diagnoses of one run read."""
+    """Holds the data that the diagnoses of one run read."""
 
     history: History
     facts: RunFacts = field(default_factory=RunFacts)
@@ -136,8 +136,8 @@ class Case:
         return int(np.isfinite(self.column(name)).sum()) >= least
 
     def is_early(self, *, least: int) -> bool:
-        """Return True if too few steps are done to say that a metric does not rise; `least` applies
-        to any run."""
+        """Return True if too few steps are done to say that a metric does not rise. `least`:
+        smallest number of steps for any run."""
         planned = EARLY_SHARE * (self.history.num_steps or 0)
         return self.num_steps < max(least, min(planned, EARLY_MOST))
 
@@ -145,7 +145,7 @@ class Case:
     def progress(self) -> Trend:
         """Return the trend of the reward; for a run on rows, that of the negative loss."""
         values = -self.column(LOSS) if self.history.learns_from_rows else self.column(REWARD)
-        return rise(values)
+        return surest_trend(values)
 
     @cached_property
     def accuracy(self) -> Trend:
@@ -198,11 +198,11 @@ class Case:
         )
 
 
-def rise(values: Sequence[float]) -> Trend:
-    """Return the trend of a series that may rise fast and then level off: the surer one of the line
-    through the whole series and the change from its first steps to its last ones."""
+def surest_trend(values: Sequence[float]) -> Trend:
+    """Return the trend of a series that may rise fast and then level off: the more significant one
+    of the line through the whole series and the change from its first steps to its last ones."""
     line, ends = series.trend(values), series.change(values)
-    return max((line, ends), key=_sureness)
+    return max((line, ends), key=_standard_errors)
 
 
 def difference(first: float, last: float, *, num_prompts: int) -> Trend:
@@ -215,7 +215,7 @@ def difference(first: float, last: float, *, num_prompts: int) -> Trend:
     return Trend(change=last - first, error=math.sqrt(variance))
 
 
-def _sureness(trend: Trend) -> float:
+def _standard_errors(trend: Trend) -> float:
     if math.isnan(trend.change):
         return -1.0
     return abs(trend.change) / trend.error if trend.error > 0 else math.inf

@@ -1,6 +1,6 @@
-"""Facts about a run besides its events: its recipe and its plan, as far as they can be read. A
-run of another version of miles is read as far as possible; a plan with a damaged part counts as
-none."""
+"""Reads facts about a run besides its events: its recipe and its plan, as far as they can be read.
+A run of another version of miles is read as far as possible; a plan with a damaged part counts as
+missing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The part of plan.json that is read; see `plan.types.Plan`."""
+    """Defines the part of plan.json that is read; see `plan.types.Plan`."""
 
     batch: _Batch = _Batch()
     engines: _Layout = _Layout()
@@ -72,7 +72,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The recipe, plan and manifest of one run."""
+    """Holds the recipe, plan and manifest of one run."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Every key by its dotted name."""
@@ -93,7 +93,7 @@ class RunFacts:
 
     @property
     def forked_from(self) -> str:
-        """Return `RUN @ step N` of the trunk that a fork began with; empty for other runs."""
+        """Return `RUN @ step N`: the run and step at which a fork began; empty for other runs."""
         trunk = self.manifest.get(FORKED_FROM)
         if not isinstance(trunk, dict):
             return ""
@@ -106,7 +106,7 @@ class RunFacts:
 
     @property
     def max_staleness(self) -> int:
-        """Return how many steps old samples may be."""
+        """Return the largest allowed age of samples, in steps."""
         return int(self.plan.get("max_staleness", 0))
 
     @property
@@ -137,7 +137,7 @@ class RunFacts:
 
 
 def read_facts(run: RunDir) -> RunFacts:
-    """Read what can be read; the rest is empty. Raises nothing."""
+    """Read the facts that can be read; the rest is empty. Raises nothing."""
     manifest = _json(run.manifest_file)
     recipe = manifest.get("recipe")
     if not isinstance(recipe, dict):

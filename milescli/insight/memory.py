@@ -1,4 +1,5 @@
-"""Memory of each device, or on a CPU of each process: measured and planned, side by side."""
+"""Reports the memory of each device, or on a CPU of each process: measured and planned, side by
+side."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ OTHERS = "others"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Memory of one process or device."""
+    """Describes the memory of one process or device."""
 
     worker: str
     """trainer-rank-0; on a CPU also engine-1 (all its processes), others."""
@@ -64,12 +65,12 @@ def courses_of(run: RunDir) -> dict[str, list[tuple[float, int]]]:
 
 
 def _of_processes(
-    seen: Sequence[Mapping[str, Any]], planned: Mapping[str, int]
+    records: Sequence[Mapping[str, Any]], planned: Mapping[str, int]
 ) -> list[DeviceMemory]:
     """Return the memory of processes, the largest first; processes without a name in the plan are
     one."""
     used, peaks = dict[str, int](), dict[str, int]()
-    for record in seen:
+    for record in records:
         used |= _by_plan(sizes_by_name(record))
         own = _by_plan(_peaks(record))
         peaks |= {name: max(peaks.get(name, 0), size) for name, size in own.items()}

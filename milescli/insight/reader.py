@@ -16,7 +16,7 @@ from milescli.core.files import open_regular, parse_json
 from milescli.core.history import History
 
 BLOCK_BYTES = 2**20
-"""Bytes that are read at a time."""
+"""Largest number of bytes of one read."""
 
 
 class LineReader:
@@ -37,15 +37,15 @@ class LineReader:
         return found, is_new
 
     def blocks(self) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-        """Yield the same block by block, so that a huge file is never in memory as a whole; only
-        the first block can say that the file was replaced."""
+        """Yield the same as `new`, block by block, so that a huge file is never in memory as a
+        whole; only the first block can say that the file was replaced."""
         try:
             with open_regular(self.file) as opened:
-                seen = os.fstat(opened.fileno())
+                status = os.fstat(opened.fileno())
                 is_new = self._inode is not None and (
-                    seen.st_ino != self._inode or seen.st_size < self._at
+                    status.st_ino != self._inode or status.st_size < self._at
                 )
-                self._at, self._inode = 0 if is_new else self._at, seen.st_ino
+                self._at, self._inode = 0 if is_new else self._at, status.st_ino
                 opened.seek(self._at)
                 rest = b""
                 while block := opened.read(BLOCK_BYTES):

@@ -1,6 +1,6 @@
-"""The state of a run, its outcome and its progress, from the files beside its events and from the
-end of the events, so that many long runs are listed at once. For `miles runs` and the list of the
-page."""
+"""Reads the state of a run, its outcome and its progress, from the files beside its events and from
+the end of the events, so that many long runs are listed quickly. For `miles runs` and the list of
+the page."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from milescli.insight.reader import object_of
 Json = dict[str, Any]
 BLOCK_BYTES = 2**20
 BACK_BYTES = 16 * 2**20
-"""Bytes at the end of a file that are searched; the rest before them is not."""
+"""Number of bytes at the end of a file that are searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """One line of a list of runs."""
+    """Holds one line of a list of runs."""
 
     name: str
     state: str
@@ -54,7 +54,7 @@ class RunState:
 
 @dataclass(slots=True)
 class _Tail:
-    """What the newest records of an events file say."""
+    """Holds the contents of the newest records of an events file."""
 
     inode: int = -1
     size_bytes: int = 0
@@ -72,7 +72,7 @@ class _Tail:
 
 @dataclass(slots=True)
 class RunStates:
-    """Reads the states of many runs; remembers how far each file was read. Called from threads."""
+    """Reads the states of many runs; caches how far each file was read. Called from threads."""
 
     _tails: dict[Path, _Tail] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -128,14 +128,14 @@ def _read_manifest(tail: _Tail, run: RunDir) -> None:
 
 def _read_on(tail: _Tail, file: Path) -> None:
     with open_regular(file) as opened:
-        seen = os.fstat(opened.fileno())
-        if seen.st_ino != tail.inode or seen.st_size < tail.size_bytes:
-            tail.inode, tail.size_bytes = seen.st_ino, 0
+        status = os.fstat(opened.fileno())
+        if status.st_ino != tail.inode or status.st_size < tail.size_bytes:
+            tail.inode, tail.size_bytes = status.st_ino, 0
             tail.step, tail.num_steps, tail.reward, tail.accuracy = 0, None, None, None
-        if seen.st_size == tail.size_bytes:
+        if status.st_size == tail.size_bytes:
             return
-        step, evaluation, rest, end = None, None, b"", seen.st_size
-        begin = max(tail.size_bytes, seen.st_size - BACK_BYTES)
+        step, evaluation, rest, end = None, None, b"", status.st_size
+        begin = max(tail.size_bytes, status.st_size - BACK_BYTES)
         whole = None
         while end > begin and (step is None or evaluation is None):
             start = max(begin, end - BLOCK_BYTES)

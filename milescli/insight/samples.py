@@ -1,4 +1,4 @@
-"""The samples that a run stored for people to read: rollouts/step_N.jsonl. Diagnoses read the
+"""Reads the samples that a run stored for people to read: rollouts/step_N.jsonl. Diagnoses read the
 newest steps; the page reads any."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSample:
-    """One sample that the run wrote for people to read."""
+    """Holds one sample that the run stored for people to read."""
 
     step: int
     prompt_index: int

@@ -1,5 +1,5 @@
-"""Statistics of a metric over the steps: means of windows, and whether it rises by more than its
-noise. Pure; values that are not finite are left out."""
+"""Computes statistics of a metric over the steps: means of windows, and whether it rises by more
+than its noise. Pure; values that are not finite are left out."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 EARLY_SHARE, RECENT_SHARE = 0.1, 0.2
-LEAST, MOST = 5, 50
+MIN_WINDOW, MAX_WINDOW = 5, 50
 """Steps of a window."""
-SURE = 3.0
-"""Smallest change that counts as one, in standard errors."""
+MIN_STANDARD_ERRORS = 3.0
+"""Smallest change that counts as significant, in standard errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """A straight line through a series."""
+    """Describes a straight line through a series."""
 
     change: float
     """Change from the first to the last step, on the line."""
@@ -28,12 +28,12 @@ class Trend:
     @property
     def is_rising(self) -> bool:
         """Return True if it rises by more than noise."""
-        return self.change > SURE * self.error
+        return self.change > MIN_STANDARD_ERRORS * self.error
 
     @property
     def is_falling(self) -> bool:
         """Return True if it falls by more than noise."""
-        return self.change < -SURE * self.error
+        return self.change < -MIN_STANDARD_ERRORS * self.error
 
 
 def finite(values: Sequence[float]) -> np.ndarray:
@@ -91,7 +91,7 @@ def change(values: Sequence[float]) -> Trend:
     """Return the change from the mean of the first steps to the mean of the last ones. The error
     includes the noise of each window, without the window's own trend."""
     first, last = early(values), recent(values)
-    if len(finite(values)) < 2 * LEAST:
+    if len(finite(values)) < 2 * MIN_WINDOW:
         return Trend(change=math.nan, error=math.nan)
     variance = _noise(first) / len(first) + _noise(last) / len(last)
     return Trend(change=float(last.mean() - first.mean()), error=math.sqrt(variance))
@@ -104,4 +104,4 @@ def _noise(values: np.ndarray) -> float:
 
 
 def _length(n: int, share: float) -> int:
-    return min(n, max(LEAST, min(MOST, round(n * share))))
+    return min(n, max(MIN_WINDOW, min(MAX_WINDOW, round(n * share))))

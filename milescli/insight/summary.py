@@ -1,6 +1,6 @@
-"""A run on one screen: how far, how good, how fast, where the time goes, who waits, memory, and the
-verdict. `miles status` shows it, `--json` prints it, and the page begins with it. Reads; writes
-nothing."""
+"""Summarizes a run on one screen: progress, accuracy, speed, where the time goes, idle times,
+memory, and the verdict. `miles status` shows it, `--json` prints it, and the page begins with it.
+Reads; writes nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ SPREAD = 1.645
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """Estimate of the seconds to the end, from the newest steps, evaluations included."""
+class TimeLeft:
+    """Holds an estimate of the seconds to the end, from the newest steps, evaluations included."""
 
     low_s: float
     mean_s: float
@@ -40,7 +40,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """First, last and best value of a metric."""
+    """Holds the first, last and best value of a metric."""
 
     first: float
     """Value at the first step that has one."""
@@ -52,7 +52,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A part of a step, or of a run."""
+    """Describes a part of a step, or of a run."""
 
     name: str
     seconds: float
@@ -62,7 +62,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Time in which a part of the run was idle."""
+    """Describes the time in which a part of the run was idle."""
 
     who: str
     for_whom: str
@@ -74,7 +74,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The content of a run's screen."""
+    """Holds the content of a run's screen."""
 
     name: str
     state: str
@@ -88,8 +88,8 @@ class Summary:
     share_done: float | None
     elapsed_s: float | None
     """Seconds of this attempt, until now or until its end."""
-    left: Left | None
-    """None: nothing is left, or no estimate is possible."""
+    left: TimeLeft | None
+    """None: the run has ended, or no estimate is possible."""
     learns_from_rows: bool
     reward: Course | None
     loss: Course | None
@@ -118,7 +118,7 @@ class Summary:
     mirrored_step: int | None
     """Step of the newest checkpoint whose copy is complete."""
     last_s: float | None
-    """When it wrote its newest event, seconds since 1970."""
+    """Time of its newest event, seconds since 1970."""
     verdict: Verdict
     adapters: Sequence[str] = ()
     """Names of the adapters, if the run trains several."""
@@ -133,7 +133,7 @@ def summarize(
     now_s = time.time() if now_s is None else now_s
     state = state_of(run, outcome=history.outcome)
     is_running = state == "running"
-    shown = leading(history)
+    shown = representative_history(history)
     return Summary(
         name=run.full_name,
         state=state,
@@ -172,9 +172,9 @@ def summarize(
     )
 
 
-def leading(history: History) -> History:
+def representative_history(history: History) -> History:
     """Return the history whose metrics represent the run: its own; with several adapters, that of
-    the one that is furthest behind."""
+    the one with the fewest steps."""
     if not history.adapters:
         return history
     return min(history.adapters.values(), key=lambda own: own.share_done or 0.0)
@@ -200,7 +200,7 @@ def run_phases_of(history: History) -> list[Phase]:
     return [Phase(name=name, seconds=seconds, share=seconds / whole) for name, seconds in longest]
 
 
-def _left(history: History, facts: RunFacts) -> Left | None:
+def _left(history: History, facts: RunFacts) -> TimeLeft | None:
     seconds = series.recent(history.columns.get("time/step_s"))
     if not len(seconds) or not history.num_steps or history.step >= history.num_steps:
         return None
@@ -213,7 +213,7 @@ def _left(history: History, facts: RunFacts) -> Left | None:
     deviation = float(seconds.std(ddof=1)) if len(seconds) > 1 else 0.0
     error = deviation * math.sqrt(count + count * count / len(seconds))
     low, high = mean_s - SPREAD * error, mean_s + SPREAD * error
-    return Left(low_s=max(0.0, low), mean_s=mean_s, high_s=high)
+    return TimeLeft(low_s=max(0.0, low), mean_s=mean_s, high_s=high)
 
 
 def _course(history: History, name: str, *, is_better: Callable[..., int] = max) -> Course | None:

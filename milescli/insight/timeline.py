@@ -1,4 +1,4 @@
-"""Where a run's time went, as intervals: what each actor did from when to when. Pure."""
+"""Computes where a run's time went, as intervals: what each actor did from when to when. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP_ACTORS = frozenset(_ACTOR.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """What an actor did from one moment to another, seconds since 1970."""
+    """Describes what an actor did between two times, seconds since 1970."""
 
     actor: str
     """rollout, trainer, driver, weights, evaluation, checkpoint; or a worker that was lost."""

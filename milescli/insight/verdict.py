@@ -1,5 +1,5 @@
-"""Says whether a run is learning, and if not, why: all diagnoses, the worst first, and a headline.
-Pure; the live table, `miles status`, the page and the report use it."""
+"""Judges whether a run is learning, and if not, why: all diagnoses, the worst first, and a
+headline. Pure; the live table, `miles status`, the page and the report use it."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ def _course(case: Case) -> str:
     if len(found) > 1:
         words += f", held-out {_share(found[0].accuracy)} → {_share(found[-1].accuracy)}"
     elif history.validations and len(history.validations) > 1:
-        held = history.validations
-        words += f", held-out loss {number(held[0].loss)} → {number(held[-1].loss)}"
+        validations = history.validations
+        words += f", held-out loss {number(validations[0].loss)} → {number(validations[-1].loss)}"
     return words
 
 

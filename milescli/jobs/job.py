@@ -1,5 +1,5 @@
-"""Describes a run as a job of another cluster: the plan, the user's own command, and what every
-form of a script needs. Starts nothing, and writes no file."""
+"""Describes a run as a job of another cluster: the plan, the user's own command, and the values
+that every form of a script needs. Starts nothing, and writes no file."""
 
 from __future__ import annotations
 

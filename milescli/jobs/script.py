@@ -1,5 +1,5 @@
-"""Makes a job script: a form of templates/jobs, filled in for SLURM, KubeRay or plain ssh. Called
-by `miles launch --emit`."""
+"""Makes a job script: fills in a form of templates/jobs for SLURM, KubeRay or plain ssh. Called by
+`miles launch --emit`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Form = Literal["slurm", "kuberay", "ssh"]
 LONGEST_S = 24 * 3600
 """Longest SLURM job, since partitions have limits; a run that needs more is queued again."""
 START_S = 1800
-"""Room for downloads, conversion and start in a time limit. An estimate."""
+"""Estimated seconds for downloads, conversion and start, which are added to a time limit."""
 SHORTEST_NOTICE_S = 300
 """Shortest notice before a time limit, to save."""
 SAVE_S = 120
@@ -171,11 +171,11 @@ FORMS: dict[Form, tuple[str, Callable[[Job], dict[str, str]]]] = {
     "kuberay": ("kuberay.yaml", kuberay_values),
     "ssh": ("ssh.sh", shared_folder_values),
 }
-"""Form -> its file in templates/jobs, and what gives the values of its places."""
+"""Form -> (its file in templates/jobs, function that returns the values of its placeholders)."""
 
 
 def _names(recipe: Recipe) -> Iterator[tuple[str, str | None]]:
-    """Yield (key, value) of all that may be a file or folder."""
+    """Yield (key, value) of all recipe keys that may name a file or folder."""
     yield "model.path", recipe.model.path
     for field in FIELDS:
         yield from ((f"data.{field}", file.name) for file in files_of(recipe.data, field))

@@ -20,9 +20,9 @@ from milescli.data.prompt_source import load_source
 from milescli.data.tasks import is_task
 from milescli.recipe.data import Data
 from milescli.recipe.schema import Rollout
-from milescli.rollout.environment_contract import NUM_EPISODES, Checked
-from milescli.rollout.environments import numbered, require
-from milescli.workers.isolated import Isolated
+from milescli.rollout.environment_contract import NUM_EPISODES, EnvironmentCheck
+from milescli.rollout.environments import numbered_rows, require
+from milescli.workers.isolated import IsolatedPlugin
 
 CHECK_TIMEOUT_S = 120.0
 
@@ -90,7 +90,7 @@ def _first_sentence(plugin: Any) -> str:
 def rows_of(data: str | None) -> list[Prompt]:
     """Return the first rows of a data file or a `task:NAME`; None: numbers. Raises DataError."""
     if data is None:
-        return numbered(NUM_EPISODES)
+        return numbered_rows(NUM_EPISODES)
     with TemporaryDirectory() as folder:
         loaded = load_source(
             Data(prompts=data if is_task(data) else str(Path(data).expanduser().absolute())),
@@ -103,20 +103,20 @@ def rows_of(data: str | None) -> list[Prompt]:
         return loaded.source.first(NUM_EPISODES)
 
 
-def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Checked:
+def checked(name: str, settings: Mapping[str, Any], data: str | None) -> EnvironmentCheck:
     """Run the contract of an environment and return what was seen. Raises MilesError where it
     cannot be loaded, or does not satisfy the protocol."""
     plugin = ENVIRONMENTS.resolve(name)
     require(plugin, settings)
     rows = rows_of(data)
-    there = Isolated(
+    there = IsolatedPlugin(
         "milescli.rollout.environment_contract:check_environment",
         what=f"the environment `{name}`",
         plugin=plugin,
         bound_s=CHECK_TIMEOUT_S,
     )
     try:
-        seen: Checked = there(name, settings=dict(settings), rows=rows)
+        seen: EnvironmentCheck = there(name, settings=dict(settings), rows=rows)
     except RecipeError as error:
         if name not in ENVIRONMENTS.builtin or not error.fixes[0].startswith("fix `"):
             raise

@@ -13,7 +13,7 @@ from milescli.core.imports import imported
 from milescli.core.plug_points import AGENTS, GENERATIONS, POINTS, REWARDS
 from milescli.core.registry import PlugPoint
 from milescli.recipe.schema import Rollout
-from milescli.workers.isolated import Isolated
+from milescli.workers.isolated import IsolatedPlugin
 
 EXAMPLES: dict[str, str] = {
     "reward": '''def NAME(SIGNATURE):
@@ -214,7 +214,7 @@ def check(point: PlugPoint, path: str) -> None:
         check_agent(load_agent(Rollout(**{point.kind: path})))
     else:
         what = f"the {point.kind} `{path}`"
-        there = Isolated(f"{__name__}:check_there", what=what, plugin=plugin)
+        there = IsolatedPlugin(f"{__name__}:check_there", what=what, plugin=plugin)
         there(point.kind, path)
 
 

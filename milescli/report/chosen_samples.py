@@ -25,7 +25,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u206
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSample:
-    """One sample as a report shows it."""
+    """Holds one sample as a report shows it."""
 
     word: str
     """best, worst, or sample if all are equal."""
@@ -38,7 +38,7 @@ class ShownSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownStep:
-    """The best and the worst sample of one group of a step."""
+    """Holds the best and the worst sample of one group of a step."""
 
     step: int
     prompt_index: int
@@ -52,7 +52,7 @@ class ShownStep:
     samples: Sequence[ShownSample]
 
 
-def chosen_steps(run: RunDir) -> list[ShownStep]:
+def choose_steps(run: RunDir) -> list[ShownStep]:
     """Choose samples of the first, a middle and the last step; none if none were stored."""
     steps = sample_steps(run)
     places = sorted({0, len(steps) // 2, len(steps) - 1}) if steps else []

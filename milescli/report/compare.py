@@ -1,5 +1,5 @@
-"""Comparison of two runs: what differs in their settings, rewards and held-out results, each with
-its uncertainty."""
+"""Compares two runs: differences in their settings, rewards and held-out results, each with its
+uncertainty."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from milescli.report.evaluations import asked_by, evaluation_files, rewards_by_prompt
+from milescli.report.evaluations import evaluation_files, rewards_by_prompt, settings_of_evaluation
 from milescli.report.formats import (
     INTERVAL,
     NOTHING,
@@ -20,18 +20,23 @@ from milescli.report.formats import (
     steps,
 )
 from milescli.report.series import (
-    FEWEST_APART,
-    FEWEST_STEPS,
+    MIN_INDEPENDENT_STEPS,
+    MIN_STEPS,
     MeanDifference,
     area,
     common_level,
+    first_step_at,
     mean_difference,
-    paired,
+    paired_differences,
     ratio_of_medians,
-    reached,
 )
 from milescli.report.subject import Subject
-from milescli.rollout.evaluation.statistics import LEVEL, Difference, compared, in_words
+from milescli.rollout.evaluation.statistics import (
+    LEVEL,
+    Difference,
+    compare_paired,
+    describe_difference,
+)
 
 _NEVER = ("run.name", "run.dir", "name", "description")
 """Keys that do not affect training."""
@@ -40,8 +45,8 @@ OF_REWARD = ("rollout.reward", "rollout.reward_model", "rollout.generative", "ro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Differing:
-    """One setting in which two runs differ."""
+class SettingDifference:
+    """Describes one setting in which two runs differ."""
 
     what: str
     """recipe, plan, versions, machine or data."""
@@ -50,7 +55,7 @@ class Differing:
     b: str
 
 
-def differences(a: Subject, b: Subject) -> list[Differing]:
+def differences(a: Subject, b: Subject) -> list[SettingDifference]:
     """List the differences, the recipe first; empty if there are none."""
     found = [
         *_of("recipe", _keys(a), _keys(b)),
@@ -62,7 +67,7 @@ def differences(a: Subject, b: Subject) -> list[Differing]:
     return [one for one in found if one.name not in _NEVER]
 
 
-def rewards_differ(found: list[Differing]) -> list[str]:
+def rewards_differ(found: list[SettingDifference]) -> list[str]:
     """Return the recipe keys whose difference makes the two rewards incomparable."""
     return [
         one.name
@@ -72,10 +77,10 @@ def rewards_differ(found: list[Differing]) -> list[str]:
     ]
 
 
-def _of(what: str, a: Mapping[str, str], b: Mapping[str, str]) -> list[Differing]:
+def _of(what: str, a: Mapping[str, str], b: Mapping[str, str]) -> list[SettingDifference]:
     names = list(dict.fromkeys([*a, *b]))
     return [
-        Differing(what=what, name=name, a=a.get(name, NOTHING), b=b.get(name, NOTHING))
+        SettingDifference(what=what, name=name, a=a.get(name, NOTHING), b=b.get(name, NOTHING))
         for name in names
         if a.get(name) != b.get(name)
     ]
@@ -96,7 +101,7 @@ NO_DIFFERENCE = "no difference that the data can show"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """The results of two runs on one set of prompts that both answered."""
+    """Holds the results of two runs on one set of prompts that both answered."""
 
     set: str
     """heldout: the runs' own prompts."""
@@ -111,14 +116,14 @@ class HeldOut:
     """Keys in which the two evaluations differ."""
     difference: Difference
     short: str
-    """Names the better run, if both were evaluated alike."""
+    """Text that names the better run, if both were evaluated with the same settings."""
     sentence: str
-    """Says by how much."""
+    """Text with the size of the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """The sample files of both runs for one set."""
+    """Holds the sample files of both runs for one set."""
 
     steps: tuple[int, int]
     files: tuple[Path, Path]
@@ -143,7 +148,7 @@ def _chosen(of_a: Files, of_b: Files, *, recipes: Sequence[Mapping[str, Any]]) -
     pairs = []
     for at in [*common, (max(of_a), max(of_b))]:  # at step 0 nothing was learned
         files = of_a[at[0]], of_b[at[1]]
-        one, other = map(asked_by, files, recipes)
+        one, other = map(settings_of_evaluation, files, recipes)
         otherwise = [key for key in one if one[key] != other[key]]
         pairs.append(_Pair(steps=at, files=files, asked_otherwise=otherwise))
     return next((pair for pair in pairs if not pair.asked_otherwise), pairs[0])
@@ -155,7 +160,7 @@ def _held_out(name: str, pair: _Pair, *, names: tuple[str, str]) -> HeldOut | No
     if not keys:
         return None
     rewards = [one[key] for key in keys], [other[key] for key in keys]
-    difference = compared(*rewards)
+    difference = compare_paired(*rewards)
     what = f"`{name}`" if name else "Held-out prompts"
     at = pair.steps
     where = f"{what} at step{f' {at[0]}' if at[0] == at[1] else f's {at[0]} and {at[1]}'}"
@@ -171,7 +176,7 @@ def _held_out(name: str, pair: _Pair, *, names: tuple[str, str]) -> HeldOut | No
         difference=difference,
         short=f"{where}: {_held_out_winner(difference, names, otherwise=otherwise)}",
         sentence=f"{where}{f', with different {otherwise}' if otherwise else ''}: "
-        + in_words(difference, a=names[0], b=names[1]),
+        + describe_difference(difference, a=names[0], b=names[1]),
     )
 
 
@@ -196,7 +201,7 @@ _BY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveComparison:
-    """Reward (or loss) of two runs over the steps that both have done."""
+    """Compares reward (or loss) of two runs over the steps that both have done."""
 
     name: str
     """Name of the metric in metrics.jsonl."""
@@ -233,19 +238,19 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsCompared:
-    """The comparison of two runs."""
+    """Holds the comparison of two runs."""
 
     a: Subject
     b: Subject
     a_name: str
     b_name: str
-    differing: Sequence[Differing]
+    differing: Sequence[SettingDifference]
     curve: CurveComparison | None
     held_out: Sequence[HeldOut]
     """The runs' own held-out prompts first."""
     speed: Speed | None
     notes: Sequence[str]
-    """What was not compared, and why."""
+    """What was not compared, and the reasons."""
 
     @property
     def has_rows(self) -> bool:
@@ -264,7 +269,7 @@ class RunsCompared:
         return "Nothing can be compared: the two runs have no common steps or evaluations."
 
     @property
-    def is_seen(self) -> bool:
+    def is_significant(self) -> bool:
         """Return True if some difference is more than chance."""
         p_values = [one.difference.p_value for one in self.held_out[:1] if not one.asked_otherwise]
         if self.curve is not None and self.curve.difference is not None:
@@ -316,7 +321,7 @@ def _curve(a: Subject, b: Subject, *, names: tuple[str, str]) -> CurveComparison
     rises = not a.learns_from_rows
     word = "reward" if rises else "loss"
     of_a, of_b = _by_step(a, a.curve), _by_step(b, b.curve)
-    steps, gains = paired(of_a, of_b)
+    steps, gains = paired_differences(of_a, of_b)
     if not steps:
         return None
     difference = mean_difference(gains)
@@ -329,8 +334,8 @@ def _curve(a: Subject, b: Subject, *, names: tuple[str, str]) -> CurveComparison
         a_area=area(of_a, steps),
         b_area=area(of_b, steps),
         level=level,
-        a_reached=None if level is None else reached(of_a, level, rises=rises),
-        b_reached=None if level is None else reached(of_b, level, rises=rises),
+        a_reached=None if level is None else first_step_at(of_a, level, rises=rises),
+        b_reached=None if level is None else first_step_at(of_b, level, rises=rises),
         short=f"{word.capitalize()}: {_winner(difference, rises=rises, names=names)}",
         sentence=_curve_words(difference, num_steps=len(steps), word=word, names=names),
     )
@@ -345,9 +350,9 @@ def _curve_words(
 ) -> str:
     if difference is None:
         return (
-            f"The {word} of {num_steps} common steps was not tested: at least {FEWEST_STEPS} "
-            f"steps are needed, and as much as {FEWEST_APART} independent ones; neighbouring steps "
-            "are alike."
+            f"The {word} of {num_steps} common steps was not tested: at least {MIN_STEPS} "
+            f"steps are needed, and as much as {MIN_INDEPENDENT_STEPS} independent ones; "
+            "neighbouring steps are alike."
         )
     return (
         f"{word.capitalize()} of {names[0]} less that of {names[1]}: {difference.value:+.3f} on "
@@ -359,7 +364,7 @@ def _curve_words(
 def _winner(difference: MeanDifference | None, *, rises: bool, names: tuple[str, str]) -> str:
     if difference is None:
         return "too few steps, or too much alike, for a conclusion."
-    if not difference.is_seen:
+    if not difference.is_significant:
         return f"{NO_DIFFERENCE}."
     winner = names[0] if (difference.value > 0) == rises else names[1]
     return f"the two runs differ: {winner} is {'higher' if rises else 'lower'}."
@@ -370,14 +375,14 @@ def _speed(a: Subject, b: Subject, *, names: tuple[str, str]) -> Speed | None:
     logs = [
         {step: math.log(value) for step, value in one.items() if value > 0} for one in (of_a, of_b)
     ]
-    difference = mean_difference(paired(*logs)[1])
+    difference = mean_difference(paired_differences(*logs)[1])
     low = high = None
     before, after = "", ", by their medians"
     if difference is None:
         ratio = ratio_of_medians([*of_a.values()], [*of_b.values()])
     else:
         ratio, low, high = map(math.exp, (difference.value, difference.low, difference.high))
-        before = "" if difference.is_seen else f"Speed: {NO_DIFFERENCE}. "
+        before = "" if difference.is_significant else f"Speed: {NO_DIFFERENCE}. "
         after = f" ({INTERVAL} {low:.2f} to {high:.2f})"
     if ratio is None:
         return None

@@ -1,5 +1,5 @@
-"""Evaluations of a run: accuracies with their intervals, and the rewards of each prompt, to compare
-with another run's. Reads eval/*.jsonl and the results of `miles eval` next to it."""
+"""Reads evaluations of a run: accuracies with their intervals, and the rewards of each prompt, to
+compare with another run's. Reads eval/*.jsonl and the results of `miles eval` next to it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import orjson
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.files import read_json, read_lines
 from milescli.core.history import History
-from milescli.rollout.evaluation.statistics import Estimate, estimated
+from milescli.rollout.evaluation.statistics import Estimate, estimate_mean
 
 MAX_SHOWN = 12
-"""Most evaluations in a table: of more, the first, the last, and some between."""
+"""Largest number of evaluations in a table; if there are more, the first, the last, and some
+between."""
 _UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 """Exceptions of reading a file that is missing, torn or another program's."""
 _ROUNDING = 1e-6
@@ -29,7 +30,7 @@ _SETTINGS = ("eval.temperature", "eval.top_p", "eval.samples_per_prompt", "eval.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownEvaluation:
-    """One of the run's own evaluations, with its interval."""
+    """Holds one of the run's own evaluations, with its interval."""
 
     step: int
     accuracy: float
@@ -43,7 +44,7 @@ class ShownEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSet:
-    """One result of `miles eval`."""
+    """Holds one result of `miles eval`."""
 
     set: str
     step: int
@@ -82,10 +83,10 @@ def _interval(rewards: Mapping[str, Sequence[float]], accuracy: float) -> Estima
     means = [fmean(values) for values in rewards.values()]
     if len(means) < 2 or abs(fmean(means) - accuracy) >= _ROUNDING:
         return None
-    return estimated(means, samples_per_prompt=min(map(len, rewards.values())))
+    return estimate_mean(means, samples_per_prompt=min(map(len, rewards.values())))
 
 
-def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
+def settings_of_evaluation(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
     """Return the settings that an evaluation's results depend on: those that `miles eval` wrote
     next to the samples, else those of the run's recipe."""
     try:
@@ -115,8 +116,8 @@ def _rewards(file: Path) -> dict[str, list[float]]:
             continue
         prompt = json.dumps([row["prompt"], row.get("label"), *row.get("images", ())]).encode()
         digest = hashlib.blake2b(prompt, digest_size=16).hexdigest()
-        asked = places.setdefault(digest, {})
-        key = f"{digest}-{asked.setdefault(str(row.get('index')), len(asked))}"
+        by_prompt = places.setdefault(digest, {})
+        key = f"{digest}-{by_prompt.setdefault(str(row.get('index')), len(by_prompt))}"
         rewards.setdefault(key, []).append(float(row["reward"] or 0.0))
     return rewards
 
@@ -133,11 +134,11 @@ def evaluation_files(run: RunDir) -> dict[str, dict[int, Path]]:
     return files
 
 
-def sets_of(run: RunDir) -> list[ShownSet]:
+def read_sets(run: RunDir) -> list[ShownSet]:
     """Read the results of `miles eval`, by set and step. Unreadable files are left out."""
     found = (_set(file) for file in sorted(run.eval_dir.glob("**/step_*.json")))
-    kept = [one for one in found if one is not None]
-    return sorted(kept, key=lambda one: (one.set, one.step))
+    sets = [one for one in found if one is not None]
+    return sorted(sets, key=lambda one: (one.set, one.step))
 
 
 def _set(file: Path) -> ShownSet | None:

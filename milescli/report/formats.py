@@ -60,13 +60,13 @@ def moment(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def seen(finding: Finding) -> str:
+def finding_text(finding: Finding) -> str:
     """Describe a finding: entropy rose from 0.5 to 3.17 nats a token (steps 65 to 80)."""
     where = f" (steps {finding.steps[0]} to {finding.steps[1]})" if finding.steps else ""
     return f"{without_paths(finding.evidence)}{where}."
 
 
-def made_by(made_s: float) -> str:
+def signature(made_s: float) -> str:
     """Say who made a report and when: Made by miles 0.1.0 at 2026-11-25 22:14 UTC."""
     return f"Made by miles {__version__} at {moment(made_s)}."
 

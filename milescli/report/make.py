@@ -71,7 +71,7 @@ def is_html(file: Path) -> bool:
 
 
 def require_writable(file: Path, *, force: bool) -> None:
-    """Raise MilesError if another kind of file is there, MachineError if nothing can be written.
+    """Raise MilesError if the file exists and is no report, MachineError if it cannot be written.
     Called before anything is read, and again by `write`."""
     try:
         is_there, is_file, has_folder = file.exists(), file.is_file(), file.parent.is_dir()
@@ -133,8 +133,8 @@ def _is_ours(file: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
-    """A report, and its content."""
+class Report:
+    """Holds a report, and its content."""
 
     text: str
     """HTML or Markdown."""
@@ -144,11 +144,11 @@ class Reported:
     """The content as JSON values, for programs."""
 
 
-def report_run(folder: Path, *, form: Callable[[Subject], str]) -> Reported:
+def report_run(folder: Path, *, form: Callable[[Subject], str]) -> Report:
     """Report on one run; `form` writes the text. Raises MachineError if its files cannot be
     read."""
     subject = _read(folder)
-    return Reported(
+    return Report(
         text=form(subject),
         sentence=subject.verdict.headline,
         figures=run_figures(subject),
@@ -166,10 +166,10 @@ def _read(folder: Path) -> Subject:
         raise unreadable(folder, error) from error
 
 
-def compare_runs(folder: Path, other: Path, *, form: Callable[[RunsCompared], str]) -> Reported:
+def compare_runs(folder: Path, other: Path, *, form: Callable[[RunsCompared], str]) -> Report:
     """Compare two runs, the first minus the second. Raises as `report_run`."""
     compared = compare(_read(folder), _read(other))
-    return Reported(
+    return Report(
         text=form(compared),
         sentence=compared.headline,
         figures=compare_figures(compared),

@@ -17,11 +17,11 @@ from milescli.report.formats import (
     accuracy,
     duration,
     figure,
+    finding_text,
     interval,
-    made_by,
     per_second,
-    seen,
     share,
+    signature,
     steps,
 )
 from milescli.report.subject import Subject
@@ -52,7 +52,7 @@ def run_markdown(subject: Subject) -> str:
 
 def _verdict(verdict: Verdict) -> list[str]:
     lines = [
-        f"- **{finding.level}: {text(finding.title)}.** {text(seen(finding))} "
+        f"- **{finding.level}: {text(finding.title)}.** {text(finding_text(finding))} "
         f"Try: {text(without_paths(finding.advice[0])) if finding.advice else 'nothing'}"
         for finding in verdict.findings
     ]
@@ -62,7 +62,7 @@ def _verdict(verdict: Verdict) -> list[str]:
 def _signature(subject: Subject) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in subject.versions().items())
     origin = "; ".join(part for part in (subject.machine, versions) if part)
-    return ". ".join(part for part in (text(origin), made_by(subject.made_s)) if part)
+    return ". ".join(part for part in (text(origin), signature(subject.made_s)) if part)
 
 
 def _figures(subject: Subject) -> Iterator[tuple[str, str]]:
@@ -208,7 +208,7 @@ def compare_markdown(compared: RunsCompared) -> str:
         text(" ".join(compared.notes)),
         f"**{text(compared.a_name)}**: {text(compared.a.verdict.headline)}",
         f"**{text(compared.b_name)}**: {text(compared.b.verdict.headline)}",
-        made_by(compared.a.made_s),
+        signature(compared.a.made_s),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

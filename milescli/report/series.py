@@ -26,19 +26,19 @@ from numpy.typing import NDArray
 
 from milescli.rollout.evaluation.statistics import LEVEL, t_quantile, two_sided_p
 
-FEWEST_STEPS = 16
-"""With fewer steps there is no test: there would be less than 3 waves."""
-FEWEST_APART = 10
+MIN_STEPS = 16
+"""With fewer steps there is no test: there would be fewer than 3 waves."""
+MIN_INDEPENDENT_STEPS = 10
 """Independent steps that a series must be worth for a test: with fewer, equal runs whose neighbours
 correlate by 0.8 to 1 would be called different in 8 % to 70 % of pairs. With this many, in 7 % at
 most."""
-MOST_ALIKE = 0.97
+MAX_CORRELATION = 0.97
 """Largest correlation of neighbours that is removed (Andrews and Monahan 1992)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanDifference:
-    """The mean difference of A and B over the steps that both have done."""
+    """Describes the mean difference of A and B over the steps that both have done."""
 
     value: float
     low: float
@@ -49,12 +49,14 @@ class MeanDifference:
     """Degrees of freedom: 0.4 x steps^(2/3), as the source recommends."""
 
     @property
-    def is_seen(self) -> bool:
-        """Return True if chance alone would rarely give such a difference."""
+    def is_significant(self) -> bool:
+        """Return True if chance alone would rarely cause such a difference."""
         return self.p_value < 1 - LEVEL
 
 
-def paired(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[list[int], list[float]]:
+def paired_differences(
+    a: Mapping[int, float], b: Mapping[int, float]
+) -> tuple[list[int], list[float]]:
     """Return (steps that both have, A minus B at each), ascending."""
     steps = sorted(step for step in a.keys() & b.keys() if math.isfinite(a[step] - b[step]))
     return steps, [a[step] - b[step] for step in steps]
@@ -64,16 +66,16 @@ def mean_difference(gains: Sequence[float]) -> MeanDifference | None:
     """Test the mean of `gains`, A minus B at each step in order. Return None if there are fewer
     than FEWEST_STEPS, or neighbours are so alike that they are worth less than FEWEST_APART."""
     num = len(gains)
-    if num < FEWEST_STEPS:
+    if num < MIN_STEPS:
         return None
     mean = math.fsum(gains) / num
     waves = max(3, int(0.4 * num ** (2 / 3)))
-    apart = np.asarray(gains, np.float64) - mean
-    alike = _alike(apart)
-    if num * (1 - alike) / (1 + alike) < FEWEST_APART:
+    centred = np.asarray(gains, np.float64) - mean
+    alike = _neighbour_correlation(centred)
+    if num * (1 - alike) / (1 + alike) < MIN_INDEPENDENT_STEPS:
         return None
-    alike = min(alike, MOST_ALIKE)
-    fresh = apart[1:] - alike * apart[:-1]
+    alike = min(alike, MAX_CORRELATION)
+    fresh = centred[1:] - alike * centred[:-1]
     error = math.sqrt(float(np.mean(_waves(fresh, waves) ** 2)) / num) / (1 - alike)
     if error <= 1e-12 * max(1.0, abs(mean)):
         p_value = 1.0 if abs(mean) <= 1e-12 else 0.0
@@ -88,12 +90,12 @@ def mean_difference(gains: Sequence[float]) -> MeanDifference | None:
     )
 
 
-def _alike(apart: NDArray[np.float64]) -> float:
-    """Return the correlation of neighbours, from 0 to 1; `apart` has no mean. A short series
+def _neighbour_correlation(centred: NDArray[np.float64]) -> float:
+    """Return the correlation of neighbours, from 0 to 1; `centred` has mean 0. A short series
     underestimates it by (1 + 3 r) / T (Kendall 1954, Biometrika 41:403), which is added."""
-    square = float(apart @ apart)
-    seen = float(apart[1:] @ apart[:-1]) / square if square else 0.0
-    return min(max(seen + (1 + 3 * seen) / len(apart), 0.0), 1.0)
+    square = float(centred @ centred)
+    correlation = float(centred[1:] @ centred[:-1]) / square if square else 0.0
+    return min(max(correlation + (1 + 3 * correlation) / len(centred), 0.0), 1.0)
 
 
 def _waves(series: NDArray[np.float64], count: int) -> NDArray[np.float64]:
@@ -115,7 +117,7 @@ def area(values: Mapping[int, float], steps: Sequence[int]) -> float:
     return math.fsum(parts) / (steps[-1] - steps[0])
 
 
-def trailing(values: Mapping[int, float]) -> dict[int, float]:
+def trailing_means(values: Mapping[int, float]) -> dict[int, float]:
     """Return the mean of each step and those before it, over a tenth of all steps and at least one:
     a curve to compare with a threshold."""
     steps = sorted(values)
@@ -125,9 +127,9 @@ def trailing(values: Mapping[int, float]) -> dict[int, float]:
     return dict(zip(steps, means.tolist(), strict=True))
 
 
-def reached(values: Mapping[int, float], level: float, *, rises: bool) -> int | None:
+def first_step_at(values: Mapping[int, float], level: float, *, rises: bool) -> int | None:
     """Return the first step whose trailing mean is at the level or better; None if none is."""
-    smooth = trailing(values)
+    smooth = trailing_means(values)
     return next(
         (
             step
@@ -141,7 +143,7 @@ def reached(values: Mapping[int, float], level: float, *, rises: bool) -> int | 
 def common_level(a: Mapping[int, float], b: Mapping[int, float], *, rises: bool) -> float | None:
     """Return a level that both reach: nine tenths of the way from where they begin to the worse of
     their ends. None if one of them does not improve."""
-    smooth = [trailing(one) for one in (a, b)]
+    smooth = [trailing_means(one) for one in (a, b)]
     begins = [one[min(one)] for one in smooth]
     ends = [one[max(one)] for one in smooth]
     begin, end = (max(begins), min(ends)) if rises else (min(begins), max(ends))

@@ -11,21 +11,21 @@ from statistics import fmean, median, pvariance
 
 from milescli.core.errors import MilesError
 from milescli.report.compare import differences, rewards_differ
-from milescli.report.evaluations import asked_by, evaluation_files
+from milescli.report.evaluations import evaluation_files, settings_of_evaluation
 from milescli.report.formats import INTERVAL, accuracy, figure
 from milescli.report.series import area
 from milescli.report.subject import Subject
 from milescli.rollout.evaluation.statistics import LEVEL, Estimate, t_quantile, two_sided_p
 
-FEWEST_RUNS = 2
-"""Fewest runs of a side; one run has no spread."""
+MIN_RUNS = 2
+"""Smallest number of runs of a side; one run has no spread."""
 _SEED = "run.seed"
 _PLACES = ("run.name", "run.dir", "name", "description", _SEED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One number of each run, and the comparison of the two sides."""
+    """Holds one number of each run, and the comparison of the two sides."""
 
     name: str
     a: Sequence[float]
@@ -40,7 +40,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidesCompared:
-    """The comparison of two recipes."""
+    """Holds the comparison of two recipes."""
 
     a_runs: Sequence[str]
     b_runs: Sequence[str]
@@ -53,7 +53,7 @@ def compare_sides(a: Sequence[Subject], b: Sequence[Subject]) -> SidesCompared:
     """Compare the runs of recipe A with those of recipe B. Raises MilesError if a side has fewer
     than FEWEST_RUNS, or one run is on both."""
     for side, runs in (("before", a), ("after", b)):
-        if len(runs) < FEWEST_RUNS:
+        if len(runs) < MIN_RUNS:
             raise MilesError(
                 f"only {len(runs)} run {side} `--`",
                 why="which recipe is better shows in several seeds of each",
@@ -104,8 +104,8 @@ def _held_out(a: Sequence[Subject], b: Sequence[Subject], notes: list[str]) -> M
         return None
     step = max(common)
     files = [(evaluation_files(run.run).get("", {}).get(step), run.facts.recipe) for run in runs]
-    asked = [asked_by(file, recipe) for file, recipe in files if file is not None]
-    if any(one != asked[0] for one in asked):
+    settings = [settings_of_evaluation(file, recipe) for file, recipe in files if file is not None]
+    if any(one != settings[0] for one in settings):
         notes.append("held-out prompts were not compared: evaluated with different settings")
         return None
     of_a, of_b = (

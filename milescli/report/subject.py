@@ -22,8 +22,8 @@ from milescli.insight.case import LOSS, REWARD, Verdict
 from milescli.insight.facts import RunFacts, read_facts
 from milescli.insight.reader import read_history
 from milescli.insight.summary import Summary, summarize
-from milescli.report.chosen_samples import ShownStep, chosen_steps
-from milescli.report.evaluations import ShownEvaluation, ShownSet, evaluations_of, sets_of
+from milescli.report.chosen_samples import ShownStep, choose_steps
+from milescli.report.evaluations import ShownEvaluation, ShownSet, evaluations_of, read_sets
 from milescli.report.formats import steps
 
 _DEFAULT = "default"
@@ -32,7 +32,7 @@ _CHECKSUM_LETTERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownKey:
-    """One key of a recipe, as a report shows it."""
+    """Holds one key of a recipe, as a report shows it."""
 
     name: str
     """Dotted: train.optimizer.lr"""
@@ -90,7 +90,7 @@ def _origin(comment: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The content of a report on one run, or on one of its adapters."""
+    """Holds the content of a report on one run, or on one of its adapters."""
 
     run: RunDir
     history: History
@@ -116,12 +116,12 @@ class Subject:
 
     @property
     def verdict(self) -> Verdict:
-        """Return whether the run is learning, and what is wrong."""
+        """Return the verdict: whether the run is learning, and what is wrong."""
         return self.summary.verdict
 
     @property
     def progress(self) -> str:
-        """Return how far the run is: done, step 12 of 30"""
+        """Return the progress of the run: done, step 12 of 30"""
         return f"{self.summary.state}, step {steps(self.summary)}"
 
     @property
@@ -161,7 +161,7 @@ class Subject:
         ]
 
     def data(self) -> dict[str, dict[str, Any]]:
-        """Return what the manifest says of each data file, by prompts, eval, ..."""
+        """Return the manifest's description of each data file, by prompts, eval, ..."""
         data = self.facts.manifest.get("data")
         return (
             {name: one for name, one in data.items() if isinstance(one, dict)}
@@ -205,9 +205,9 @@ def _subject(run: RunDir, history: History) -> Subject:
         facts=facts,
         summary=summarize(run, history, facts),
         keys=read_keys(run.recipe_file),
-        samples=chosen_steps(run),
+        samples=choose_steps(run),
         evaluations=evaluations_of(run, history),
-        sets=sets_of(run),
+        sets=read_sets(run),
         memory=read_memory(attempts[-1]) if attempts else None,
         made_s=time.time(),
     )

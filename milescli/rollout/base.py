@@ -41,14 +41,14 @@ class GenerateRequest:
     """Positive id that the requests of one conversation share. They go to the engine that has
     cached their prefix, unless it is busier than the others."""
     images: Sequence[tuple[ImageSpan, bytes]] = ()
-    """Where images stand in `prompt_ids`, in order, and the PNG of each."""
+    """Positions of images in `prompt_ids`, in order, and the PNG of each."""
     want_routed_experts: bool = False
     num_known_routes: int = 0
     """Number of leading prompt tokens whose routed experts the caller has; the returned record
     begins after them."""
     on_tokens: Callable[[Sequence[int]], None] | None = None
-    """Called every few tokens with all tokens of the response so far. None: the response comes as a
-    whole, which costs the engines less."""
+    """Called every few tokens with all tokens of the response so far. None: the response arrives as
+    a whole, which costs the engines less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Completion:
     """Holds an engine's response."""
 
     response_ids: list[int]
-    """[num_response_tokens] including the end-of-sequence token where there is one."""
+    """[num_response_tokens] including the end-of-sequence token, if it was sampled."""
     logprobs: array[float]
     """[num_response_tokens] natural log, at the sampling temperature."""
     stop_reason: StopReason
@@ -70,12 +70,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One call of the policy by an agent: the prompt and the response."""
+    """Holds one call of the policy by an agent: the prompt and the response."""
 
     prompt_ids: Sequence[int]
     """[num_prompt_tokens] everything before the response."""
     response_ids: list[int]
-    """[num_response_tokens] including the end-of-sequence token where there is one."""
+    """[num_response_tokens] including the end-of-sequence token, if it was sampled."""
     text: str
     """The response, decoded, without special tokens."""
     stop_reason: StopReason
@@ -119,7 +119,7 @@ class ReplyParser(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One turn of the policy in a chat."""
+    """Holds one turn of the policy in a chat."""
 
     turn: Turn
     message: Mapping[str, Any]
@@ -132,8 +132,8 @@ class Reply:
 
 
 class Session(Protocol):
-    """The policy, as the agent of one sample sees it. Every token that it samples is recorded
-    exactly and becomes training data; no text is ever tokenised again."""
+    """Lets the agent of one sample call the policy. Every token that the policy samples is recorded
+    exactly and becomes training data; no text is tokenised a second time."""
 
     async def generate(
         self,
@@ -171,7 +171,7 @@ class Session(Protocol):
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """Return the turns so far, in order."""
+        """Return the turns so far, in the order of the calls."""
         ...
 
     @property
@@ -188,13 +188,13 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an agent returns when its episode has ended."""
+    """Holds what an agent returns when its episode has ended."""
 
     text: str
     """What the recipe's reward scores."""
     reward: float | None = None
-    """The reward, if the agent (its environment) determines it itself; None: the recipe's reward
-    scores `text`."""
+    """The reward, if the agent or its environment computes it; None: the recipe's reward scores
+    `text`."""
     turn_rewards: Sequence[float] = ()
     """[len(session.turns)] rewards of the single turns, if they have any; their sum is the reward
     if `reward` is None."""
@@ -222,22 +222,22 @@ class Agent(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
-    """The address that serves a session over HTTP."""
+class SessionAddress:
+    """Holds the URL and the key by which a session is served over HTTP."""
 
     base_url: str
     """http://host:port/v1"""
     api_key: str = field(repr=False)
 
 
-class Doors(Protocol):
+class SessionServer(Protocol):
     """Serves sessions over HTTP."""
 
-    def open(self, session: Session) -> Door:
+    def open(self, session: Session) -> SessionAddress:
         """Serve the session from now on."""
         ...
 
-    def close(self, door: Door) -> None:
+    def close(self, address: SessionAddress) -> None:
         """Stop serving the session."""
         ...
 
@@ -253,8 +253,8 @@ class RolloutEngine(Protocol):
         ...
 
     async def remove_dead(self) -> bool:
-        """Check the health of each engine. Return True if a dead one was removed. Raises WorkerDied
-        if nothing replaces it."""
+        """Check the health of each engine and remove a dead one. Return True if one was removed.
+        Raises WorkerDied if nothing replaces it."""
         ...
 
     async def admit(self, engine: EngineAddress, version: WeightVersion) -> None:
@@ -283,7 +283,8 @@ class RolloutEngine(Protocol):
         """Resume these engines after `pause_some`, as `resume` does; they hold `version`."""
 
     async def hold(self, version: WeightVersion) -> None:
-        """Record that all engines hold `version`, after the last `resume_some`."""
+        """Record that all engines have the weights of `version`. Call it after the last
+        `resume_some`."""
 
     async def resume(self, version: WeightVersion) -> None:
         """Continue after `pause`: the engines hold `version` from here on, and their prefix caches
@@ -348,7 +349,8 @@ class BoundedReward(Protocol):
 
 
 class PromptSource(Protocol):
-    """An endless, ordered, resumable sequence of prompts: its position is its whole state."""
+    """Yields prompts in a fixed, endless order that can be resumed: the position is the whole
+    state."""
 
     def take(self, count: int) -> list[tuple[int, Prompt]]:
         """Return the next `count` prompts, each with its epoch, and advance the position."""

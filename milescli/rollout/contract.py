@@ -36,18 +36,18 @@ from milescli.rollout.collect.selectors import (
     Selection,
     Shaping,
     Tried,
-    chosen,
+    choose_prompts,
     is_kept,
-    remember,
-    selected,
-    shaped,
-    sifted,
+    mark_learned_samples,
+    record_rewards,
+    select_groups,
+    shape_rewards,
 )
 from milescli.rollout.episode.episode import Episodes
 from milescli.rollout.episode.generations import Generating, Generation
 from milescli.rollout.episode.session import ChatForm
-from milescli.rollout.evaluation.functions import EvaluationFn, played
-from milescli.rollout.evaluation.metrics import Metrics, measured
+from milescli.rollout.evaluation.functions import EvaluationFn, run_evaluation
+from milescli.rollout.evaluation.metrics import Metrics, compute_metrics
 from milescli.rollout.rewards.scoring import Scorer
 from milescli.rollout.tool_schema import schema_of
 
@@ -104,14 +104,14 @@ def check_filter(keep: GroupFilter) -> list[bool]:
 def check_sample_filter(keep: SampleFilter) -> list[bool]:
     """Call the filter on samples of all kinds and return its answers. Raises RecipeError."""
     settings = Rollout(sample_filter=path_of(keep))
-    groups = [sifted(keep, group, settings=settings) for group in example_groups()]
+    groups = [mark_learned_samples(keep, group, settings=settings) for group in example_groups()]
     return [sample.is_learned for group in groups for sample in group.samples]
 
 
 def check_metrics(metrics: Metrics) -> dict[str, float]:
     """Return the metrics of three prompts with four samples each. Raises RecipeError."""
     settings = Evaluation(metrics=path_of(metrics), samples_per_prompt=4)
-    return measured(metrics, example_groups(), settings=settings)
+    return compute_metrics(metrics, example_groups(), settings=settings)
 
 
 def check_evaluation(evaluate: EvaluationFn) -> list[list[Sample]]:
@@ -125,30 +125,30 @@ def check_evaluation(evaluate: EvaluationFn) -> list[list[Sample]]:
 
     settings = Evaluation(function=path_of(evaluate), samples_per_prompt=2)
     prompts = [group.prompt for group in groups]
-    return asyncio.run(played(evaluate, prompts, play, settings=settings))
+    return asyncio.run(run_evaluation(evaluate, prompts, play, settings=settings))
 
 
 def check_shaping(shaping: Shaping) -> list[list[float]]:
     """Return the shaped rewards of groups of all kinds: a finite number for each sample. Raises
     RecipeError."""
     settings = Rollout(shaping=path_of(shaping), max_response_tokens=12)
-    return [shaped(shaping, group, settings=settings).rewards for group in example_groups()]
+    return [shape_rewards(shaping, group, settings=settings).rewards for group in example_groups()]
 
 
 def check_selection(choose: Selection) -> list[Group]:
     """Return the two of three groups that the selection takes. Raises RecipeError."""
     settings = Rollout(selection=path_of(choose), over_sampling=1.5)
-    return selected(choose, example_groups(), count=2, settings=settings)
+    return select_groups(choose, example_groups(), count=2, settings=settings)
 
 
 def check_curriculum(choose: Curriculum) -> list[int]:
     """Return which two of three prompts the curriculum takes; one of them was never tried. Raises
     RecipeError."""
     groups, history = example_groups(), dict[int, Tried]()
-    remember(history, groups[:2])
+    record_rewards(history, groups[:2])
     prompts = [group.prompt for group in groups]
     settings = Data(curriculum=path_of(choose))
-    return chosen(choose, prompts, history, count=2, settings=settings)
+    return choose_prompts(choose, prompts, history, count=2, settings=settings)
 
 
 def check_generation(generation: Generation) -> list[Sample]:
@@ -164,8 +164,8 @@ def check_generation(generation: Generation) -> list[Sample]:
 
 
 def check_task(task: Callable[..., Iterable[Mapping[str, object]]]) -> list[Mapping[str, object]]:
-    """Return the first hundred rows of the task, which must be prompts, and the same for the same
-    seed."""
+    """Return the first hundred rows of the task. Raises an error if they are not prompts, or if the
+    same seed gives other rows."""
     rows = require_rows(list(islice(task(seed=0), 100)), path_of(task))
     if rows != list(islice(task(seed=0), 100)):
         raise ValueError("it yields different rows for the same seed")

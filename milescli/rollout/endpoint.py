@@ -24,23 +24,23 @@ MAX_PAUSE_S = 30.0
 """Longest pause between two attempts, whatever the server asks for."""
 MAX_REPLY_BYTES = 4 * 1024**2
 _SHOWN_CHARACTERS = 300
-_OTHER_TEXTS = ("reasoning_content", "reasoning", "refusal", "tool_calls", "audio")
-_FOR_A_WHILE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_TEXT_FIELDS = ("reasoning_content", "reasoning", "refusal", "tool_calls", "audio")
+_TEMPORARY_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
-class _TryAgain(Exception):
+class _TemporaryFailure(Exception):
     """Reports a temporary failure, and its cause."""
 
-    def __init__(self, told: str, after_s: float | None = None) -> None:
-        super().__init__(told)
+    def __init__(self, message: str, after_s: float | None = None) -> None:
+        super().__init__(message)
         self.after_s = after_s
 
 
 @dataclass(slots=True, kw_only=True)
 class Endpoint:
-    """A server and how to call it."""
+    """Sends requests to one server, and retries those that fail temporarily."""
 
-    asker: str
+    caller: str
     """Who sends the requests, for errors: the reward `judge`."""
     section: str
     """Section of the recipe that holds the endpoint's settings."""
@@ -56,7 +56,7 @@ class Endpoint:
     num_requests: int = 0
     """Number of requests sent so far, retries included."""
     without_content: Counter[str] = field(default_factory=Counter)
-    """Field that has the text -> number of replies to `said` without content."""
+    """Field that has the text -> number of replies to `chat_reply` without content."""
     _key: str | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -66,14 +66,14 @@ class Endpoint:
         self._key = os.environ.get(self.api_key_env)
         if not self._key:
             raise RecipeError(
-                f"{self.asker} needs an API key",
+                f"{self.caller} needs an API key",
                 why=f"`{self.section}.api_key_env` is {self.api_key_env}, which is not defined "
                 "in the environment",
                 fix=[f"export {self.api_key_env}=...", f"--set {self.section}.api_key_env=null"],
             )
         if any(sign.isspace() or not sign.isprintable() for sign in self._key):
             raise RecipeError(
-                f"the key of {self.asker} cannot be sent",
+                f"the key of {self.caller} cannot be sent",
                 why=f"{self.api_key_env} contains a blank or a line break",
                 fix=f"export {self.api_key_env}=...",
             )
@@ -82,50 +82,50 @@ class Endpoint:
         """Post `body` to `path` below the URL, and return the parsed reply. Raises `error` after
         `retries` + 1 attempts with temporary failures; at once if the server refuses, its reply is
         no JSON, or the budget is spent."""
-        return await self._ask("POST", path, body)
+        return await self._request("POST", path, body)
 
     async def get(self, path: str) -> Any:
         """Get `path` below the URL, and return the parsed reply. Raises as `post`."""
-        return await self._ask("GET", path, None)
+        return await self._request("GET", path, None)
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         for attempt in range(1, self.retries + 2):
-            self._spend()
+            self._count_request()
             try:
-                return await self._ask_once(method, path, body)
-            except _TryAgain as failed:
+                return await self._request_once(method, path, body)
+            except _TemporaryFailure as failed:
                 if attempt > self.retries:
                     raise self.failure(f"{failed} (attempt {attempt} of {attempt})") from None
                 await asyncio.sleep(_pause_s(attempt, failed.after_s))
         raise AssertionError(f"no attempt was made: retries {self.retries}")
 
-    async def said(self, body: dict[str, Any], *fixes: str) -> str:
+    async def chat_reply(self, body: dict[str, Any], *fixes: str) -> str:
         """Return the model's reply to the messages of `body`, a chat completion; empty if it has no
         content. Raises as `post`, and if the reply is not a chat completion, with `fixes`."""
         reply = await self.post(body, CHAT_PATH)
         try:
             message = reply["choices"][0]["message"]
-            said = message.get("content") or ""
-            assert isinstance(said, str), "its content is no text"
-            if not said and (elsewhere := text_outside_content(message)):
-                self.without_content[elsewhere] += 1
+            content = message.get("content") or ""
+            assert isinstance(content, str), "its content is no text"
+            if not content and (other_field := text_outside_content(message)):
+                self.without_content[other_field] += 1
         except (KeyError, IndexError, TypeError, AttributeError, AssertionError):
             raise self.failure(
                 f"its reply is none of a chat completion: {reply!r:.200}", *fixes
             ) from None
-        return said
+        return content
 
     def failure(self, why: str, *fixes: str) -> MilesError:
-        """Return the error for the user, without the key, whatever the server replied."""
+        """Return the error for the user, with the key removed from whatever the server replied."""
         if self._key:
             why = why.replace(self._key, "***")
         return self.error(
-            f"{self.asker} failed at {self.url}",
+            f"{self.caller} failed at {self.url}",
             why=why,
             fix=[*fixes, f"curl -i {self.url}   # does it respond?"],
         )
 
-    def _spend(self) -> None:
+    def _count_request(self) -> None:
         if self.max_requests is not None and self.num_requests >= self.max_requests:
             raise self.failure(
                 f"its budget of {self.max_requests} requests is spent",
@@ -133,7 +133,7 @@ class Endpoint:
             )
         self.num_requests += 1
 
-    async def _ask_once(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    async def _request_once(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         import aiohttp
 
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -155,17 +155,17 @@ class Endpoint:
                 text = await _bounded_text(reply, self.max_reply_bytes)
                 status, after = reply.status, reply.headers.get("Retry-After", "")
         except TimeoutError:
-            raise _TryAgain(f"no reply within {self.timeout_s:g} s") from None
+            raise _TemporaryFailure(f"no reply within {self.timeout_s:g} s") from None
         except _TooLong:
             raise self.failure(f"its reply is longer than {self.max_reply_bytes} bytes") from None
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             through = f" through the proxy {_without_login(proxy)}" if proxy else ""
-            raise _TryAgain(f"no connection{through}: {error}") from None
+            raise _TemporaryFailure(f"no connection{through}: {error}") from None
         except (aiohttp.ClientError, ValueError) as error:
             raise self.failure(f"the request could not be sent: {error}") from None
-        if status in _FOR_A_WHILE:
+        if status in _TEMPORARY_STATUSES:
             seconds = float(after) if after.isascii() and after.isdigit() else None
-            raise _TryAgain(f"HTTP {status}: {text[:_SHOWN_CHARACTERS]}", after_s=seconds)
+            raise _TemporaryFailure(f"HTTP {status}: {text[:_SHOWN_CHARACTERS]}", after_s=seconds)
         if status != 200:
             raise self.failure(f"HTTP {status}: {text[:_SHOWN_CHARACTERS]}")
         try:
@@ -210,7 +210,7 @@ def _without_login(proxy: str) -> str:
 def text_outside_content(message: Mapping[str, Any]) -> str | None:
     """Return the field of a chat message without content that holds its text, as with servers that
     have a reasoning parser; None if the message is empty."""
-    return next((name for name in _OTHER_TEXTS if message.get(name)), None)
+    return next((name for name in _TEXT_FIELDS if message.get(name)), None)
 
 
 def base_url(url: str) -> str:
@@ -220,7 +220,7 @@ def base_url(url: str) -> str:
 
 
 class _TooLong(Exception):
-    """The reply."""
+    """Reports a reply that is larger than the limit."""
 
 
 async def _bounded_text(reply: Any, max_bytes: int) -> str:

@@ -18,10 +18,10 @@ from milescli.data.images import Content, text_of
 from milescli.rollout.environments import (
     Environment,
     Step,
-    checked,
     checked_start,
-    made,
-    numbered,
+    checked_step,
+    create_environment,
+    numbered_rows,
     seed_of,
 )
 
@@ -29,12 +29,12 @@ ACTIONS = ("up", "down", "left", "right", "stop", "0", "1", "2", "3", "[5]", "A"
 """Actions to try if the environment's own are unknown: some of them mean something in most
 environments."""
 NUM_EPISODES, MAX_STEPS = 32, 64
-MAX_KEPT_FILES, MAX_KEPT_THREADS = 8, 8
-"""That an environment may hold open after all its episodes."""
+MAX_LEAKED_FILES, MAX_LEAKED_THREADS = 8, 8
+"""Numbers of files and threads that an environment may leave open after all its episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class EnvironmentCheck:
     """Holds the observations of a check."""
 
     num_episodes: int
@@ -54,34 +54,34 @@ def check_environment(
     settings: Mapping[str, Any] | None = None,
     rows: Sequence[Prompt] = (),
     actions: Sequence[str] = ACTIONS,
-) -> Checked:
+) -> EnvironmentCheck:
     """Play random episodes, each twice. `rows`: prompts of the data; none: numbers. Raises
     RecipeError if an episode differs for the same seed and actions, leaves its range of rewards,
     returns something other than a Step, or leaves files or threads open; and what the environment
     raises."""
-    rows = rows or numbered(NUM_EPISODES)
-    one, other = (made(factory_or_name, settings or {}) for _ in range(2))
+    rows = rows or numbered_rows(NUM_EPISODES)
+    one, other = (create_environment(factory_or_name, settings or {}) for _ in range(2))
     before: tuple[int, int] | None = None
     rewards, num_steps, num_ended, first, seconds = list[float](), 0, 0, "", 0.0
     for number, row in enumerate(rows):
         chosen = random.Random(number)
         chosen_actions = [chosen.choice(actions) for _ in range(MAX_STEPS)]
         began = time.perf_counter()
-        start, steps = _played(one, row, chosen_actions)
+        start, steps = _play_episode(one, row, chosen_actions)
         seconds += time.perf_counter() - began
-        again = _played(other, row, chosen_actions)
+        again = _play_episode(other, row, chosen_actions)
         _require_same((start, steps), again, row)
         rewards.append(sum(step.reward for step in steps))
         num_steps, num_ended = num_steps + len(steps), num_ended + steps[-1].ended
         first = first or (row.text if start is None else text_of(start))
         if number == len(rows) // 2:
-            before = _held()
+            before = _num_open()
     _require_range(rewards, getattr(one, "reward_range", (0.0, 1.0)))
-    _require_nothing_kept(before, _held())
+    _require_no_leak(before, _num_open())
     for environment in (one, other):
         if (close := getattr(environment, "close", None)) is not None:
             close()
-    return Checked(
+    return EnvironmentCheck(
         num_episodes=len(rows),
         num_steps=num_steps,
         num_ended=num_ended,
@@ -91,7 +91,7 @@ def check_environment(
     )
 
 
-def _played(
+def _play_episode(
     environment: Environment, row: Prompt, chosen_actions: Sequence[str]
 ) -> tuple[Content | None, list[Step]]:
     start = environment.reset(prompt=row.text, label=row.label, seed=seed_of(row))
@@ -99,7 +99,7 @@ def _played(
         start = checked_start(start)
         steps = list[Step]()
         for action in chosen_actions:
-            steps.append(checked(environment.step(action)))
+            steps.append(checked_step(environment.step(action)))
             if steps[-1].ended:
                 break
     except ValueError as error:
@@ -129,18 +129,18 @@ def _require_range(rewards: Sequence[float], bounds: tuple[float, float] | None)
         )
 
 
-def _held() -> tuple[int, int]:
+def _num_open() -> tuple[int, int]:
     gc.collect()
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
-def _require_nothing_kept(before: tuple[int, int] | None, after: tuple[int, int]) -> None:
-    """Compare what is open after the first and the second half of the episodes: a file that is
-    opened only once is no leak."""
+def _require_no_leak(before: tuple[int, int] | None, after: tuple[int, int]) -> None:
+    """Compare what is open after the first and after the second half of the episodes: a file that
+    is opened only once is no leak. Raises RecipeError if the number grows."""
     if before is None:
         return
     files, threads = after[0] - before[0], after[1] - before[1]
-    if files > MAX_KEPT_FILES or threads > MAX_KEPT_THREADS:
+    if files > MAX_LEAKED_FILES or threads > MAX_LEAKED_THREADS:
         raise _broken(
             f"its episodes keep what they open: {files} files and {threads} threads more after "
             f"{NUM_EPISODES // 2} episodes"

@@ -1,5 +1,6 @@
-"""Environments: objects that respond to the policy's actions with observations and rewards. This
-file has the protocol and the names; the agent that plays in an environment is in `agents`."""
+"""Defines environments: objects that respond to the policy's actions with observations and rewards.
+This file has the protocol and loads environments by name; the agent that plays in an environment is
+in `agents`."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Step:
 
 
 class Environment(Protocol):
-    """Something that the policy acts in. Created with `rollout.environment.settings` as its
+    """Responds to the policy's actions. Created with `rollout.environment.settings` as its
     arguments; one object plays one episode at a time, and may be reset many times. Its calls may
     block: each runs in a thread of its own, in a process that environments of the same kind share.
     Equal seeds and equal actions must give equal steps: if its process had to be ended, the episode
@@ -52,19 +53,20 @@ class Environment(Protocol):
 
 
 def seed_of(prompt: Prompt) -> int:
-    """Return the seed of the episodes of a row."""
+    """Return the seed of the episodes that a row of the data starts."""
     label = prompt.label or ""
     return int(label) if label.isdecimal() and len(label) < 10 else prompt.index
 
 
-def numbered(count: int) -> list[Prompt]:
-    """Return rows that have only a number, as those of `task:seeds`."""
+def numbered_rows(count: int) -> list[Prompt]:
+    """Return `count` prompts without text whose labels are 0, 1, ..., like those of
+    `task:seeds`."""
     return [
         Prompt(index=number, token_ids=[], text="", label=str(number)) for number in range(count)
     ]
 
 
-def made(what: Any, settings: Mapping[str, Any]) -> Environment:
+def create_environment(what: Any, settings: Mapping[str, Any]) -> Environment:
     """Create an environment from a name, an import path or a factory. Raises RecipeError if it
     cannot be loaded, or does not take the settings."""
     factory: Any = ENVIRONMENTS.resolve(what) if isinstance(what, str) else what
@@ -100,7 +102,7 @@ def require(factory: Any, settings: Mapping[str, Any]) -> None:
         check(settings)
 
 
-def checked(step: object) -> Step:
+def checked_step(step: object) -> Step:
     """Return the step with its observation as the content of a message, with images. Raises
     ValueError if it is not a Step."""
     if not isinstance(step, Step):

@@ -22,7 +22,7 @@ def schema_of(tool: Any, *, name: str) -> Mapping[str, Any]:
     RecipeError if a parameter's type has no JSON equivalent."""
     call = tool.__call__ if inspect.isclass(tool) else tool
     about = inspect.getdoc(tool) or inspect.getdoc(call) or ""
-    described = _described(inspect.getdoc(call) or about)
+    described = _parameter_docs(inspect.getdoc(call) or about)
     properties, required = {}, []
     for parameter in parameters_of(tool):
         schema = _schema(_hints(call).get(parameter.name))
@@ -98,7 +98,7 @@ def _schema(hint: Any) -> dict[str, Any] | None:
     return None
 
 
-def _described(docstring: str) -> dict[str, str]:
+def _parameter_docs(docstring: str) -> dict[str, str]:
     """Return parameter -> its description in the section `Args:`."""
     _, found, section = docstring.partition("Args:\n")
     described: dict[str, str] = {}

@@ -1,5 +1,5 @@
-"""Several adapters in one attempt: one set of ranks and engines, and for each adapter a training of
-its own, strictly on-policy. While one is trained, the engines sample for the others."""
+"""Trains several adapters in one attempt: one set of ranks and engines, and for each adapter a
+strictly on-policy training of its own. While one is trained, the engines sample for the others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def train_together(attempt: Attempt, ranks: HealingTrainer) -> None:
     """Train all adapters to their last steps."""
     fleets = attempt.engines.adapters
     everyone = AllFleets(fleets.values())
-    attempt.keep_engines(everyone, ROLLOUT, join=lambda start: _take_in(attempt, start))
+    attempt.keep_engines(everyone, ROLLOUT, join=lambda start: _admit_engine(attempt, start))
 
     async def live(one: Training) -> None:
         assert one.adapter is not None, "one of several adapters"
@@ -52,12 +52,12 @@ async def train_together(attempt: Attempt, ranks: HealingTrainer) -> None:
         await one.saver.settle()
         one.saver.require_saved(one.step)
 
-    await together(map(live, attempt.trainings))
+    await run_together(map(live, attempt.trainings))
 
 
-async def _take_in(attempt: Attempt, start: Start) -> None:
-    """Start a new engine, and let it answer for each adapter once it holds what the others do.
-    Raises what any raises."""
+async def _admit_engine(attempt: Attempt, start: Start) -> None:
+    """Start a new engine, and let it answer for each adapter once it holds the same weights as the
+    other engines. Raises the first error of any adapter."""
     starting = asyncio.ensure_future(start())
 
     async def take_in(one: Training) -> None:
@@ -78,8 +78,8 @@ async def _take_in(attempt: Attempt, start: Start) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class AdapterDevices(Devices):
-    """Gives one of several adapters its turns on the devices. Its turn with the trainer lasts from
-    a step to the publish of that step: otherwise the next samples would wait for the steps of
+    """Gives one of several adapters its turn on the devices. Its turn with the trainer lasts from a
+    step to the publish of that step: otherwise the next samples would wait for the steps of
     others."""
 
     turn: asyncio.Lock
@@ -111,7 +111,7 @@ class AdapterDevices(Devices):
 
 
 class AllFleets:
-    """Implements WatchedFleet: the engines of all adapters' fleets, which are the same."""
+    """Implements WatchedFleet for the fleets of all adapters, which have the same engines."""
 
     def __init__(self, fleets: Iterable[SglangFleet]) -> None:
         self._fleets = list(fleets)
@@ -144,9 +144,9 @@ class AllFleets:
         return await self._fleets[0].answers(url)
 
 
-async def together(loops: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all to their ends. One that is stopped lets the others come to their own stops; any other
-    error ends all. Raises it, or Stopped."""
+async def run_together(loops: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all loops to their ends. If one is stopped, the others continue to their own safe points;
+    any other error cancels all. Raises that error, or Stopped."""
     tasks = [asyncio.ensure_future(one) for one in loops]
     stopped: Stopped | None = None
     try:

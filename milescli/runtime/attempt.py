@@ -1,6 +1,5 @@
-"""One attempt at a run: its processes from the first actor to the last. It starts and supervises
-them, lets each `training` take its steps, saves, shuts down cleanly, and restarts when nodes
-join."""
+"""Runs one attempt at a run: starts and supervises its processes, lets each `training` take its
+steps, saves, shuts down cleanly, and restarts when nodes join."""
 
 from __future__ import annotations
 
@@ -39,9 +38,9 @@ from milescli.runtime.recovery.engines import Engines
 from milescli.runtime.recovery.healing_trainer import HealingTrainer
 from milescli.runtime.recovery.mirror import Mirror
 from milescli.runtime.recovery.peer_copies import Copies, keepers_of_ranks, start_keepers
-from milescli.runtime.recovery.preemption import Pace, Preemption, PreemptionWatch
+from milescli.runtime.recovery.preemption import PaceEstimate, Preemption, PreemptionWatch
 from milescli.runtime.recovery.rank_group import RankGroup
-from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
+from milescli.runtime.recovery.restarts import Repairs, Restarts, retry_start
 from milescli.runtime.recovery.supervise import (
     Probe,
     StartWatch,
@@ -74,7 +73,7 @@ class Attempt:
             adapter_trainings(self) if spec.adapters else [Training(self, spec, bus=bus)]
         )
         """One; or one for each of several adapters."""
-        self._pace = Pace()
+        self._pace = PaceEstimate()
         bus.listeners.append(self._pace)
         self._preemption: Preemption | None = None
         """The notice that this machine is taken away; None: there was none."""
@@ -103,7 +102,7 @@ class Attempt:
         return [one.mirror for one in self.trainings if one.mirror is not None]
 
     @property
-    def taking_turns(self) -> bool:
+    def shares_memory(self) -> bool:
         """Return True if engines and trainer share device memory, so that the trainer can only
         start while the engines sleep."""
         plan = self.spec.plan
@@ -118,7 +117,7 @@ class Attempt:
         """Run the whole attempt under supervision, and release its processes at the end."""
         try:
             signals = StopSignals(
-                on_stop=self._on_stop, again=self._resume, on_notice=self._on_notice
+                on_stop=self._on_stop, resume_command=self._resume, on_notice=self._on_notice
             )
             with self._preemption_watched(signals):
                 await run_watched(
@@ -214,16 +213,16 @@ class Attempt:
         self.probes += [self._check_ray, self._check_watchdog, self._watch_start()]
         for mirror in self.mirrors:
             mirror.begin()
-            self.probes.append(partial(self._look_at_mirror, mirror))
+            self.probes.append(partial(self._watch_mirror, mirror))
         await self.session.resources.take(timeout_s=self.spec.recipe.machine.start_timeout_s)
         self.probes.append(self.session.cluster.check_nodes)
-        if self.spec.wished is not None:
+        if self.spec.full_recipe is not None:
             self.probes.append(JoiningNodes(self.spec, stop=self.stop, bus=self.bus).probe)
         engines = asyncio.ensure_future(self._start_engines())
         self.probes.append(_failure_of(engines))
         try:
-            if self.taking_turns:
-                await _there(await engines).sleep()
+            if self.shares_memory:
+                await _require_fleet(await engines).sleep()
             trainer = await self._start_trainer()
             fleet = await self.stop.unless_set(_result_of(engines))
             if fleet is not None:
@@ -267,7 +266,7 @@ class Attempt:
             text = "the watchdog ended or was stopped; a new one has started"
             self.bus.emit(Notice(text=text, level="warning"))
 
-    async def _look_at_mirror(self, mirror: Mirror) -> None:
+    async def _watch_mirror(self, mirror: Mirror) -> None:
         mirror.emit_news(self.bus)
 
     async def _finish_mirrors(self, gives_up: Callable[[], bool] = lambda: False) -> None:
@@ -292,10 +291,10 @@ class Attempt:
     def devices_of(self, training: Training, trainer: Trainer, fleet: SglangFleet) -> Devices:
         """Return the object that gives the devices to the trainer and its engines in turn. Adapters
         share the locks: only one at a time changes the engines."""
-        share = 1.0 if self.taking_turns else self.spec.recipe.weights.wave_share
+        share = 1.0 if self.shares_memory else self.spec.recipe.weights.wave_share
         if training.adapter is not None:
             return AdapterDevices(
-                taking_turns=False,
+                shares_memory=False,
                 trainer=trainer,
                 engines=fleet,
                 wave_share=share,
@@ -303,10 +302,10 @@ class Attempt:
                 turn=self._turn,
             )
         return Devices(
-            taking_turns=self.taking_turns,
+            shares_memory=self.shares_memory,
             trainer=trainer,
             engines=fleet,
-            engines_asleep=self.taking_turns,
+            engines_asleep=self.shares_memory,
             wave_share=share,
         )
 
@@ -315,14 +314,14 @@ class Attempt:
         engines, builder = self.engines, self.session.builder
         return keep_engines(fleet, name, engines, builder, repairs=self.repairs, join=join)
 
-    async def _until_started(self, name: str, start: Callable[[], Awaitable[T]]) -> T:
-        return await until_started(name, start, repairs=self.repairs)
+    async def _retry_start(self, name: str, start: Callable[[], Awaitable[T]]) -> T:
+        return await retry_start(name, start, repairs=self.repairs)
 
     async def _start_engines(self) -> SglangFleet | None:
         if not self.spec.plan.engines.num:
             return None
         builder = self.session.builder
-        fleet = await builder.start_engines(self.engines, until_started=self._until_started)
+        fleet = await builder.start_engines(self.engines, retry_start=self._retry_start)
         keep_scorer(self.engines, builder, repairs=self.repairs)
         return fleet
 
@@ -330,11 +329,11 @@ class Attempt:
         """Start the trainer's ranks, which are replaced if they die, with their initial weights; an
         adapter's weights are loaded in its turn."""
         trainer = self.trainer = HealingTrainer(
-            await self._until_started("trainer", self._start_ranks),
+            await self._retry_start("trainer", self._start_ranks),
             restart=self._restart_ranks,
             repairs=self.repairs,
             silence_s=self.spec.recipe.machine.silence_s,
-            room=self._room if self.taking_turns else None,
+            free_devices=self._free_devices if self.shares_memory else None,
             copies=self._copies(),
         )
         self.probes.append(trainer.probe)
@@ -359,11 +358,11 @@ class Attempt:
         copies.start()
         return copies
 
-    def _room(self) -> AbstractAsyncContextManager[None]:
+    def _free_devices(self) -> AbstractAsyncContextManager[None]:
         """Make room for ranks on the devices: before there is a run, its engines sleep."""
         run = self.trainings[0].run
         devices = run.devices if run is not None else None
-        return devices.room_for_ranks() if devices is not None else nullcontext()
+        return devices.lend_to_ranks() if devices is not None else nullcontext()
 
     async def _start_ranks(self) -> RankGroup:
         """Start ranks with the given model's weights. Waits for a checkpoint whose manifest is
@@ -383,20 +382,20 @@ class Attempt:
 
     async def save_and_stop(self, stopped: Stopped) -> None:
         """Save what was learned since the newest checkpoints, then raise Stopped or NodesJoined."""
-        begun = [one for one in self.trainings if one.has_learned]
-        for one in begun:
+        started = [one for one in self.trainings if one.has_learned]
+        for one in started:
             await one.save_last()
         await self._finish_mirrors()
-        is_whole = len(begun) == len(self.trainings)
+        is_whole = len(started) == len(self.trainings)
         if isinstance(stopped, NodesJoined) and is_whole:
             raise stopped
         steps = ", ".join(f"{one.adapter or ''} {one.reached}".strip() for one in self.trainings)
-        what = f"after {steps}, and saved" if begun else "before the first step"
+        what = f"after {steps}, and saved" if started else "before the first step"
         why = self.stop.why + ("" if is_whole else "; nothing had been trained yet")
         raise Stopped(f"stopped {what}", why=why, fix=self._resume())
 
 
-def _there(fleet: SglangFleet | None) -> SglangFleet:
+def _require_fleet(fleet: SglangFleet | None) -> SglangFleet:
     assert fleet is not None, "engines that take turns with a trainer"
     return fleet
 
@@ -416,14 +415,15 @@ def _failure_of(starting: asyncio.Future[SglangFleet | None]) -> Probe:
 
 
 LOOK_EVERY_S = 5.0
-"""Seconds between two looks; also how long a node must have been there before it is used."""
+"""Seconds between two checks; also how long a node must have been available before it is used."""
 
 
 class JoiningNodes:
-    """Restarts a run on more nodes. Belongs to one attempt, whose spec has a `wished`."""
+    """Restarts a run on more nodes. Belongs to one attempt, whose spec has a `full_recipe`."""
 
     def __init__(self, spec: RunSpec, *, stop: StopFlag, bus: EventBus) -> None:
-        """`stop`: flag of the loop; `bus` gets one notice for each node that cannot be used."""
+        """Set up the checks. `stop`: flag of the loop; `bus` gets one notice for each node that
+        cannot be used."""
         self._spec, self._stop, self._bus = spec, stop, bus
         self._known = {member.node.node_id for member in spec.nodes.chosen}
         """Nodes of the run, and nodes that were checked and not used."""
@@ -436,9 +436,9 @@ class JoiningNodes:
         """Check which nodes have joined. Never raises because of what a new node is or lacks."""
         if self._is_over or time.monotonic() - self._looked_at < LOOK_EVERY_S:
             return
-        there = {node.node_id for node in await in_thread(living_nodes)}
-        settled, self._seen, self._looked_at = there & self._seen, there, time.monotonic()
-        self._known &= there
+        present = {node.node_id for node in await in_thread(living_nodes)}
+        settled, self._seen, self._looked_at = present & self._seen, present, time.monotonic()
+        self._known &= present
         if not settled - self._known:
             return
         self._known |= settled
@@ -454,9 +454,9 @@ class JoiningNodes:
 
     def _usable(self, num_nodes: int) -> RunNodes:
         """Return that many nodes. Raises MilesError if a run could not start on them."""
-        wished = self._spec.wished
-        assert wished is not None, "a run that has all its nodes looks for none"
-        loaded = for_nodes(min(num_nodes, wished.recipe.machine.nodes), wished)
+        full = self._spec.full_recipe
+        assert full is not None, "a run that has all its nodes looks for none"
+        loaded = for_nodes(min(num_nodes, full.recipe.machine.nodes), full)
         nodes = choose_nodes(loaded.recipe.machine)
         machine = nodes.machine.when_idle()  # the run itself is what holds its memory
         plan_without_plugins(loaded, machine, facts=self._spec.inputs.facts)

@@ -1,5 +1,5 @@
-"""The composition root: turns a spec into running actors, each of its vendor's class; also writes
-the initial adapter for the engines of a LoRA run."""
+"""Starts the processes of a run from its spec, each of its vendor's class (the composition root);
+also writes the initial adapter for the engines of a LoRA run."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.store_url import variables_of
 from milescli.runtime.collecting.process import JournalPart
 from milescli.runtime.collecting.share import collector_name, part_of, share_of
-from milescli.runtime.engine_start import engine_folder
-from milescli.runtime.inputs.given_models import weights_place
+from milescli.runtime.engine_folder import engine_folder
+from milescli.runtime.inputs.auxiliary_models import weights_place
 from milescli.runtime.planning import engine_spec
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.engines import EngineActors, Engines
@@ -47,15 +47,15 @@ SCORER_TARGET = "milescli.backends.megatron.score_rank:ScoreRank"
 SCORER_NAME = "reward model"
 COLLECTOR_TARGET = "milescli.runtime.collecting.process:CollectorProcess"
 ENGINE_TARGET = "milescli.backends.sglang.launch.server:EngineServer"
-UntilStarted = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
+RetryStart = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
 """Calls the function that starts the process of a name, again each time the process is killed
 during its start: see `restarts.until_started`."""
 PLACE_TIMEOUT_S = 60.0
 """Time for our own Ray session on this computer to reserve the plan's resources."""
 
 
-async def _once(name: str, start: Callable[[], Awaitable[None]]) -> None:
-    """An `UntilStarted` that starts once and does not retry."""
+async def _start_once(name: str, start: Callable[[], Awaitable[None]]) -> None:
+    """Call `start` once, without a retry (a `RetryStart`)."""
     await start()
 
 
@@ -133,7 +133,7 @@ class Builder:
 
     async def _set_up(self, ranks: list[ActorHandle]) -> list[int]:
         """Wait until all ranks have loaded their models; return their pids by rank. If one fails,
-        all are killed."""
+        kill all."""
         timeout_s = self.recipe.machine.start_timeout_s
         try:
             pids = await start_all(ranks, timeout_s=timeout_s, secrets=self._store_variables())
@@ -148,20 +148,20 @@ class Builder:
         return variables_of(url, os.environ) if url is not None else {}
 
     async def start_engines(
-        self, engines: Engines, *, until_started: UntilStarted = _once
+        self, engines: Engines, *, retry_start: RetryStart = _start_once
     ) -> SglangFleet:
         """Start all engines at once, the reward model if there is one, and the clients. `engines`
         is filled as processes start, so that a failure half-way can still stop them.
-        `until_started`: how to retry a start that is killed."""
+        `retry_start`: how to retry a start that is killed."""
         await asyncio.to_thread(write_start, self.spec)
         for index in range(self.plan.engines.num):
             engines.actors[index] = await self._spawn_engine(index)
         starting = [
-            until_started(engine.name, partial(self._start_engine, index, engines))
+            retry_start(engine.name, partial(self._start_engine, index, engines))
             for index, engine in engines.actors.items()
         ]
         if self.spec.inputs.reward_model_dir is not None:
-            starting.append(until_started(SCORER_NAME, partial(self._start_scorer, engines)))
+            starting.append(retry_start(SCORER_NAME, partial(self._start_scorer, engines)))
         await asyncio.gather(*starting)
         of_rollout = self.engine_addresses(engines)
         engines.fleet = self._fleet(of_rollout)
@@ -221,10 +221,12 @@ class Builder:
         """Return the client of a fleet's engines. `adapter`: its adapter, if there are several."""
         return SglangFleet(
             engines=engines,
-            **self._asking(serves_policy=serves_policy, adapter=adapter),
+            **self._client_arguments(serves_policy=serves_policy, adapter=adapter),
         )
 
-    def _asking(self, *, serves_policy: bool = True, adapter: str | None = None) -> dict[str, Any]:
+    def _client_arguments(
+        self, *, serves_policy: bool = True, adapter: str | None = None
+    ) -> dict[str, Any]:
         """Return the arguments of a client, except its engines."""
         inputs, bound_s = self.spec.inputs, self.recipe.machine.request_timeout_s
         facts = inputs.facts
@@ -282,12 +284,12 @@ class Builder:
                 "vocab_size": self.spec.inputs.facts.vocab_size,
                 "fleet": {
                     "engines": list(engines),
-                    **self._asking(adapter=adapter),
+                    **self._client_arguments(adapter=adapter),
                 },
                 "policies": {
                     name: {
                         "engines": list(served.engines),
-                        **self._asking(serves_policy=False),
+                        **self._client_arguments(serves_policy=False),
                     }
                     for name, served in policies.items()
                 },
@@ -440,8 +442,8 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
 
 
 def check_engines(spec: RunSpec) -> None:
-    """Raise an error if an engine cannot serve this model, or cannot be started as the recipe
-    wants; called before any starts."""
+    """Raise MilesError if an engine cannot serve this model, or cannot be started as the recipe
+    says. Called before any engine starts."""
     engine = _engine_spec(spec, 0, 0, log_dir=Path())
     check_servable(engine)
     check_speculates(engine)

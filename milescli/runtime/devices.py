@@ -1,4 +1,4 @@
-"""Who uses the devices, and how weights reach the engines: trainer and engines take turns
+"""Decides who uses the devices, and how weights reach the engines: trainer and engines take turns
 (colocated) or run side by side (split). The loop does not know which."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Devices:
     """Gives the devices to trainer and engines in turn, and publishes weights. Engines answer
     except inside `training` and `publish`."""
 
-    taking_turns: bool
+    shares_memory: bool
     """True if they share device memory: colocated, but not on a CPU, where none is released."""
     trainer: Trainer
     engines: RolloutEngine
@@ -64,7 +64,7 @@ class Devices:
     async def scoring(self) -> AsyncIterator[None]:
         """Do the same as `training`; the trainer's weights stay as they are."""
         async with self.changing:
-            if self.taking_turns and not self.engines_asleep:
+            if self.shares_memory and not self.engines_asleep:
                 self._in_sync.clear()
                 await self._wake_trainer()
         yield
@@ -75,13 +75,13 @@ class Devices:
         await self.trainer.wake()
 
     @asynccontextmanager
-    async def room_for_ranks(self) -> AsyncIterator[None]:
-        """Let new ranks start in the place of dead ones: engines that take turns with them release
-        their memory within the context, and have the same state again afterwards."""
+    async def lend_to_ranks(self) -> AsyncIterator[None]:
+        """Let new ranks start in the place of dead ones: engines that share devices with them
+        release their memory within the context, and have the same state again afterwards."""
         if self._weights_awake:
             await self.engines.sleep_weights()
             self._weights_awake, self._weights_due = False, True
-        elif self.taking_turns and not self.engines_asleep and not self.changing.locked():
+        elif self.shares_memory and not self.engines_asleep and not self.changing.locked():
             # only at the end of a run is a sleeping trainer asked for anything: nobody asks engines
             async with self.changing:
                 self._in_sync.clear()
@@ -142,7 +142,7 @@ class Devices:
         if it dies in the meantime, MismatchError."""
         if self.fleet == EVALUATION:  # what the others hold, the trainer has no more
             self._joining.append(await start())
-        elif self.taking_turns:
+        elif self.shares_memory:
             # it takes its memory while the trainer sleeps, who must wake to send it anything
             async with self._while_in_sync():
                 engine = await start()

@@ -1,5 +1,5 @@
-"""`miles launch --dry-run`: shows what would run, and every refusal of a launch that is known
-without starting it. Lists what was not checked."""
+"""Implements `miles launch --dry-run`: shows the plan of a run, and every refusal of a launch that
+is known without starting it. Lists the checks that were not made."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.several import each_of
 from milescli.runtime.inputs.checks import Outcome
-from milescli.runtime.inputs.checks_at_once import at_once
-from milescli.runtime.inputs.look import Look
+from milescli.runtime.inputs.input_check_process import InputCheckProcess
 from milescli.runtime.inputs.model_facts import planned_facts
+from milescli.runtime.inputs.quick_checks import run_quick_checks
 from milescli.runtime.planning import plan_only, refuse_unproven
 
 
@@ -24,19 +24,23 @@ def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) ->
     not proven."""
     each = each_of(loaded)
     facts = planned_facts(loaded.recipe)
-    first = list(at_once(loaded, each, facts=facts))
+    first = list(run_quick_checks(loaded, each, facts=facts))
     _report(first, machine, output=output)
     # the data is read beside the planning
     is_here = not any(outcome.refusal for outcome in first)
-    looks = [Look(one.recipe, facts) for one in each.values() or [loaded]] if is_here else []
+    checks = (
+        [InputCheckProcess(one.recipe, facts) for one in each.values() or [loaded]]
+        if is_here
+        else []
+    )
     try:
         plan = plan_only(loaded, machine, facts=facts)
-        found = [outcome for one in looks for outcome in one.outcomes()]
+        found = [outcome for one in checks for outcome in one.outcomes()]
     finally:
-        for one in looks:
+        for one in checks:
             one.close()
     _report(found, machine, output=output)
-    _tell_made([*first, *found], output=output)
+    _show_outcomes([*first, *found], output=output)
     try:
         refuse_unproven(loaded.recipe, facts)
     except CheckpointError as error:
@@ -45,7 +49,8 @@ def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) ->
 
 
 def _report(made: Iterable[Outcome], machine: Machine | None, *, output: Output) -> None:
-    """Warn of doubts, and of refusals if the run is for another machine; else raise the first."""
+    """Warn of doubts, and of refusals if the run is for another machine; otherwise raise the first
+    refusal."""
     for outcome in made:
         for doubt in outcome.doubts:
             output.warn(doubt)
@@ -56,7 +61,7 @@ def _report(made: Iterable[Outcome], machine: Machine | None, *, output: Output)
         output.warn(f"on this computer it would fail: {outcome.refusal.what}")
 
 
-def _tell_made(made: list[Outcome], *, output: Output) -> None:
+def _show_outcomes(made: list[Outcome], *, output: Output) -> None:
     names = dict.fromkeys(one.name for one in made if not one.not_checked and not one.refusal)
     output.note(f"checked: {', '.join(names)}")
     unmade: dict[str, dict[str, None]] = {}

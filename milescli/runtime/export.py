@@ -1,6 +1,6 @@
-"""`miles export`: a run, a checkpoint, a converted model, a Hugging Face folder or a LoRA adapter
-as a Hugging Face folder. Needs no device and no port. Finds where the weights come from and says
-what was made of them; the work is the export room's."""
+"""Implements `miles export`: writes a run, a checkpoint, a converted model, a Hugging Face folder
+or a LoRA adapter as a Hugging Face folder. Needs no device and no port. Finds the weights and
+reports what was written; the package `export` does the work."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from milescli.recipe.resolved import load_resolved
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSummary:
-    """The result of an export."""
+    """Holds the result of an export."""
 
     path: str
     format: str
@@ -79,7 +79,7 @@ class ExportSummary:
     """Error of the quantised weights, read back: root mean square of the differences to bfloat16,
     relative to the weights'."""
     worst_share_of_bound: float | None
-    """The largest difference, as a part of what the format's rounding allows."""
+    """The largest difference, as a fraction of the bound of the format's rounding."""
     copied: list[str]
     """Parts of the base model that were not trained."""
     notes: list[str]
@@ -89,7 +89,7 @@ class ExportSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
-    """The weights that are exported."""
+    """Describes the weights that are exported."""
 
     base: Path
     """Folder with config, tokenizer and untrained parts."""
@@ -122,10 +122,10 @@ def export_weights(
     output: Output,
     deliver: Deliver | None = None,
 ) -> ExportSummary:
-    """Write `subject` to the folder `to`, which must not exist or be empty. `format` None: as the
-    base model's config.json says. `role`: which of a run's models. `base`: the model of an adapter,
-    or of a checkpoint that has no config. `push`: ORG/NAME on the hub. `deliver` takes the files of
-    weights away one by one (`write_folder`); with `push`, all are written first."""
+    """Write `subject` to the folder `to`, which must not exist or must be empty. `format`: None: as
+    the base model's config.json says. `role`: which of a run's models. `base`: the model of an
+    adapter, or of a checkpoint that has no config. `push`: ORG/NAME on the hub. `deliver` receives
+    the files of weights one by one (`write_folder`); with `push`, all are written first."""
     began = time.monotonic()
     refuse_used(to)
     hub = Hub(push) if push else None
@@ -140,7 +140,7 @@ def export_weights(
                 fix="remove --merge",
             )
         if role == "critic":
-            weights = _critic_of(weights, subject)
+            weights = _critic_weights(weights, subject)
         if weights.adapter is not None and not merge:
             output.note(f"reading {weights.what}")
             summary = _export_adapter(weights.adapter, to=to, base=base, format=format)
@@ -182,7 +182,7 @@ def _export_model(
             story=weights.story,
             base_model=weights.base_model,
         )
-        ends = _own_end(weights.base, weights.story)
+        ends = _own_generation_config(weights.base, weights.story)
         return {**made, **_own_template(weights.story, output), **ends}
 
     def watch(total_bytes: int) -> Transfer:
@@ -238,8 +238,8 @@ _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 
 
 def _choices_of(weights: _Weights) -> Choose:
-    """Return what chooses the tensors that are quantised: in a format of a run, as its trainer and
-    engines do."""
+    """Return the function that chooses which tensors are quantised: for the format of a run, the
+    choices of its trainer and engines."""
     story = weights.story
     if story is None or weights.checkpoint is None:
         return choose
@@ -258,8 +258,8 @@ def _choices_of(weights: _Weights) -> Choose:
 
 
 def _own_template(story: Story | None, output: Output) -> dict[str, str]:
-    """File name -> text of the chat template that a run put in the place of its model's: who loads
-    the export must prompt as the run did."""
+    """Return file name -> text of the chat template that a run used instead of its model's: users
+    of the export must prompt as the run did. Empty if there is none."""
     if story is None:
         return {}
     try:
@@ -272,9 +272,9 @@ def _own_template(story: Story | None, output: Output) -> dict[str, str]:
     return {} if template is None else {"chat_template.jinja": template}
 
 
-def _own_end(base: Path, story: Story | None) -> dict[str, str]:
-    """Return generation_config.json with the tokens that a run taught to end a turn with, where the
-    base model's does not name them: who serves the export must stop there, as the run did."""
+def _own_generation_config(base: Path, story: Story | None) -> dict[str, str]:
+    """Return generation_config.json with the tokens that a run taught to end a turn, if the base
+    model's does not name them: servers of the export must stop there, as the run did."""
     if story is None:
         return {}
     try:
@@ -320,7 +320,7 @@ def _export_adapter(
 
 
 def _find(path: Path, *, step: int | None, base: Path | None, output: Output) -> _Weights:
-    """Find the weights at `path`. Raises CheckpointError where it is nothing that has weights."""
+    """Find the weights at `path`. Raises CheckpointError if it has no weights."""
     marks = (RECIPE_FILE, METADATA_NAME, TRACKER_NAME)
     is_checkpoint = any((path / mark).is_file() for mark in marks)
     if not is_checkpoint and step is not None:
@@ -330,13 +330,15 @@ def _find(path: Path, *, step: int | None, base: Path | None, output: Output) ->
             fix="remove --step",
         )
     if is_adapter(path):
-        return _of_adapter(path, base=base, output=output)
+        return _adapter_weights(path, base=base, output=output)
     if not is_checkpoint and (path / CONFIG_NAME).is_file():
-        return _of_folder(path)
-    return _of_checkpoint(path, step=step, base=base, output=output)
+        return _folder_weights(path)
+    return _checkpoint_weights(path, step=step, base=base, output=output)
 
 
-def _of_checkpoint(path: Path, *, step: int | None, base: Path | None, output: Output) -> _Weights:
+def _checkpoint_weights(
+    path: Path, *, step: int | None, base: Path | None, output: Output
+) -> _Weights:
     checkpoint = find_checkpoint(path, model=base, step=step, model_option="--base", output=output)
     weights = _Weights(
         base=checkpoint.model_dir,
@@ -356,7 +358,7 @@ def _of_checkpoint(path: Path, *, step: int | None, base: Path | None, output: O
     )
 
 
-def _critic_of(weights: _Weights, subject: Path) -> _Weights:
+def _critic_weights(weights: _Weights, subject: Path) -> _Weights:
     """Return the critic that was saved beside a policy."""
     tensors = weights.checkpoint / CRITIC_PART if weights.checkpoint else None
     if tensors is None or not tensors.is_dir():
@@ -375,7 +377,7 @@ def _critic_of(weights: _Weights, subject: Path) -> _Weights:
     )
 
 
-def _of_folder(folder: Path) -> _Weights:
+def _folder_weights(folder: Path) -> _Weights:
     def opened(open_files: ExitStack) -> ReadTensors:
         source = open_files.enter_context(open_source(folder))
         on_disk = table_of(load_facts(folder)).as_on_disk(source.names(), source.shape)
@@ -384,7 +386,7 @@ def _of_folder(folder: Path) -> _Weights:
     return _Weights(base=folder, open=opened, what=f"Hugging Face folder {folder}")
 
 
-def _of_adapter(path: Path, *, base: Path | None, output: Output) -> _Weights:
+def _adapter_weights(path: Path, *, base: Path | None, output: Output) -> _Weights:
     adapter = read_adapter(path)
     if base is None and adapter.base_model is None:
         raise CheckpointError(
@@ -395,9 +397,9 @@ def _of_adapter(path: Path, *, base: Path | None, output: Output) -> _Weights:
     name = str(base or adapter.base_model)
     folder = Path(name).expanduser()
     if is_converted(folder):
-        below = _of_checkpoint(folder, step=None, base=None, output=output)
+        below = _checkpoint_weights(folder, step=None, base=None, output=output)
     else:
-        below = _of_folder(find_model(name, revision=None, output=output).absolute())
+        below = _folder_weights(find_model(name, revision=None, output=output).absolute())
 
     facts = load_facts(below.base)
     embedding = table_of(facts).by_megatron[EMBEDDING.megatron].hf[0]

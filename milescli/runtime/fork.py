@@ -1,6 +1,7 @@
-"""`miles fork`: a new run that begins with a checkpoint of another one, as `miles resume` would go
-on from it. Large files are shared by hard links, so that either run may be deleted; everything that
-a run writes on (events, journal, logs, ids of trackers) is the fork's own. Starts nothing."""
+"""Implements `miles fork`: creates a new run that begins with a checkpoint of another one, as
+`miles resume` would continue it. Large files are shared by hard links, so that either run may be
+deleted; everything that a run writes (events, journal, logs, ids of trackers) is the fork's own.
+Starts nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EAC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """A fork that was made."""
+    """Describes a fork that was made."""
 
     run: RunDir
     step: int
@@ -90,21 +91,21 @@ def fork(
     sets: list[str],
     output: Output,
 ) -> Fork:
-    """Make a run beside the one in `path` that goes on from its checkpoint of `step`, or the
-    newest. The trunk may be running. Raises CheckpointError where there is no such checkpoint or
-    it is damaged, RecipeError where `sets` change what must stay, or the name is taken."""
+    """Make a run beside the one in `path` that continues from its checkpoint of `step`, or from the
+    newest. The original run may be running. Raises CheckpointError if there is no such checkpoint
+    or it is damaged, RecipeError if `sets` change keys that must stay, or the name is taken."""
     trunk = open_run(path)
-    kept = load_resolved(trunk.recipe_file)
-    if kept.recipe.adapters or trunk.path.parent.name == ADAPTERS:
+    recorded = load_resolved(trunk.recipe_file)
+    if recorded.recipe.adapters or trunk.path.parent.name == ADAPTERS:
         raise RecipeError(
             f"`{trunk.name}` trains several adapters, and cannot be forked",
             why="its adapters share their ranks, and each has checkpoints of its own steps",
             fix=f"miles launch --recipe {trunk.recipe_file} --name NEW   # a new run",
         )
     flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
-    loaded = override(kept, sets=sets, flags=flags, only=MAY_CHANGE)
-    _require_same_tensors(kept, loaded)
-    for line in run_records.edited_keys(trunk, kept, may_change=run_records.MAY_CHANGE):
+    loaded = override(recorded, sets=sets, flags=flags, only=MAY_CHANGE)
+    _require_same_tensors(recorded, loaded)
+    for line in run_records.edited_keys(trunk, recorded, may_change=run_records.MAY_CHANGE):
         output.warn(f"recipe.yaml was edited: {line}")
     store = store_of(trunk.checkpoints, output=output)
     start = store.find(step)
@@ -115,17 +116,17 @@ def fork(
     run = create(base=trunk.path.parent, recipe_name=f"{trunk.name}-fork", name=name)
     loaded = _named(loaded, run.name)
     try:
-        return _filled(run, trunk, kept, loaded, shared)
+        return _write_fork(run, trunk, recorded, loaded, shared)
     except BaseException:
         shutil.rmtree(run.path)
         raise
 
 
-def _require_same_tensors(kept: LoadedRecipe, loaded: LoadedRecipe) -> None:
-    """Raises RecipeError where the checkpoint does not fit the fork's recipe."""
-    before, now = values_of(kept.recipe), values_of(loaded.recipe)
+def _require_same_tensors(recorded: LoadedRecipe, loaded: LoadedRecipe) -> None:
+    """Raise RecipeError if the checkpoint does not fit the fork's recipe."""
+    before, now = values_of(recorded.recipe), values_of(loaded.recipe)
     names = [key for key in now if before[key] != now[key] and is_below(key, MUST_STAY)]
-    if kept.recipe.has_critic != loaded.recipe.has_critic:
+    if recorded.recipe.has_critic != loaded.recipe.has_critic:
         names.append("train.credit")
     if names:
         name = names[0]
@@ -134,7 +135,7 @@ def _require_same_tensors(kept: LoadedRecipe, loaded: LoadedRecipe) -> None:
             f"`{name}` cannot change during a run",
             why=f"`{word}` does not fit the checkpoint: its weights, its optimizer or its place "
             f"in the data were made with {json.dumps(before[name])}",
-            fix=f"miles launch --recipe {kept.source} --name NEW --set '{word}'   # a new run",
+            fix=f"miles launch --recipe {recorded.source} --name NEW --set '{word}'   # a new run",
         )
 
 
@@ -143,10 +144,10 @@ def _named(loaded: LoadedRecipe, name: str) -> LoadedRecipe:
     return replace(loaded, recipe=loaded.recipe.model_copy(update={"run": run}))
 
 
-def _filled(
+def _write_fork(
     run: RunDir,
     trunk: RunDir,
-    kept: LoadedRecipe,
+    recorded: LoadedRecipe,
     loaded: LoadedRecipe,
     shared: list[StoredCheckpoint],
 ) -> Fork:
@@ -163,7 +164,7 @@ def _filled(
             links.share(files, folder, run.path / folder.name)
     if trunk.data_dir.is_dir():  # small, and written again in place when a run begins
         shutil.copytree(trunk.data_dir, run.data_dir)
-    before, now = values_of(kept.recipe), values_of(loaded.recipe)
+    before, now = values_of(recorded.recipe), values_of(loaded.recipe)
     differing = [key for key in now if before[key] != now[key] and key != "run.name"]
     if all(is_below(key, run_records.MAY_CHANGE) for key in differing):
         _copy_journal(trunk, run)  # what the trunk has sampled is what the fork would sample

@@ -1,5 +1,5 @@
-"""Reinforcement learning from what engines sample: the journal and the parts of the loop are put
-together, engine and trainer are checked to agree, then the loop runs."""
+"""Trains on groups that engines sample: sets up the journal and the parts of the loop, checks that
+engine and trainer agree, then runs the loop."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from milescli.core.imports import search_garbage_rarely
 from milescli.core.types import EVALUATION, ROLLOUT, Group, StepReport
 from milescli.plan.collectors import why_in_driver
 from milescli.platform.memory_record import last_look
-from milescli.rollout.collect.ahead import open_collector
-from milescli.rollout.collect.selectors import from_state
+from milescli.rollout.collect.prefetching import open_collector
+from milescli.rollout.collect.selectors import history_from_state
 from milescli.rollout.episode.episode import training_episodes
-from milescli.runtime import truth
+from milescli.runtime import engine_trainer_check
 from milescli.runtime.collecting.collectors import Collectors
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluation.evaluator import ConcurrentEvaluations, Evaluator
+from milescli.runtime.inputs.auxiliary_models import served_teachers
 from milescli.runtime.inputs.environment_nodes import SpreadEnvironments, spread_environments
 from milescli.runtime.inputs.episode_parts import episode_parts
-from milescli.runtime.inputs.given_models import served_teachers
 from milescli.runtime.loop import Run, learn, pack_here, packing_of
 from milescli.runtime.recording.sample_files import Place, SampleFiles
 from milescli.runtime.recording.sample_journal import open_journal
@@ -88,7 +88,8 @@ class GroupWork:
             await self.beside.finish()
 
     async def settle(self) -> None:
-        """End what runs beside the steps. May be called more than once."""
+        """Stop the evaluations and collecting processes that run beside the steps. May be called
+        more than once."""
         if self.beside is not None:
             await self.beside.drop()
         if (run := self.training.run) is not None:
@@ -101,7 +102,7 @@ class GroupWork:
             await self.files.finish()
 
     def _collectors(self, fleet: SglangFleet) -> Collectors | None:
-        """Return the processes that collect, where the plan has some."""
+        """Return the processes that collect; None if the plan has none."""
         training, session, engines = self.training, self.attempt.session, self.attempt.engines
         recipe, adapter = self.spec.recipe, training.adapter
         if not (count := self.spec.plan.collectors):
@@ -134,8 +135,8 @@ class GroupWork:
         return collectors
 
     async def _pack(self, run: Run, items: list[Group]) -> tuple[TrainBatch, dict[Place, int]]:
-        """Pack groups whose tokens other processes have; those that are written to disk come
-        here."""
+        """Pack groups whose tokens other processes hold, and fetch the tokens of those that are
+        written to disk."""
         collectors, objective = self.collectors, cast("Policy", run.objective)
         assert collectors is not None and self.collector is not None, "nothing is elsewhere"
         number = self.spec.recipe.run.keep_groups
@@ -152,7 +153,7 @@ class GroupWork:
         return batch, shown
 
     def _run(self, trainer: Trainer, fleet: SglangFleet, devices: Devices) -> Run:
-        """Return the run in memory."""
+        """Return the Run for the loop."""
         spec, training, engines = self.spec, self.training, self.attempt.engines
         recipe, inputs, checkpoint = spec.recipe, spec.inputs, spec.checkpoint
         assert inputs.prompts is not None, "a run that samples has prompts"
@@ -173,46 +174,51 @@ class GroupWork:
             with_greedy=getattr(training.objective, "needs_greedy", False),
             journal=training.journal,
             taken=checkpoint.manifest.taken if checkpoint is not None else (),
-            elsewhere=self.collectors,
+            group_sampler=self.collectors,
         )
         if checkpoint is not None:
-            collector.history.update(from_state(checkpoint.manifest.curriculum))
+            collector.history.update(history_from_state(checkpoint.manifest.curriculum))
         return training.new_run(
             Groups(recipe, collector),
             trainer,
             devices,
-            taken=self._taken,
+            taken=self._on_taken,
             pack=pack_here if self.collectors is None else self._pack,
-            trained=self._trained,
+            trained=self._on_trained,
             keep=self.files.keep,
             memory=self._memory,
-            done=self._done,
+            done=self._on_done,
         )
 
-    async def _taken(self, step: int, groups: list[Group]) -> None:
-        """Tell the user's hooks which groups were taken, and which the filter refused."""
+    async def _on_taken(self, step: int, groups: list[Group]) -> None:
+        """Call the user's hooks with the groups that were taken, and those that the filter
+        refused."""
         assert self.collector is not None, "nothing runs yet"
         refused = self.collector.refused
-        await self.user.tell("all_samples", step=step, groups=groups, refused=refused)
-        await self.user.tell("before_step", step=step, groups=groups)
+        await self.user.call("all_samples", step=step, groups=groups, refused=refused)
+        await self.user.call("before_step", step=step, groups=groups)
 
-    async def _trained(self, step: int, report: StepReport) -> None:
-        """Refuse a step that is not exact where the plan says that it is."""
-        truth.require_exact(self.spec.plan, report, step=step, run=self.spec.run.shown)
+    async def _on_trained(self, step: int, report: StepReport) -> None:
+        """Raise MismatchError if the plan says that steps are exact and this one was not."""
+        engine_trainer_check.require_exact(
+            self.spec.plan, report, step=step, run=self.spec.run.shown
+        )
 
-    async def _done(self, event: StepDone, groups: list[Group]) -> None:
-        await self.user.tell("after_step", step=event.step, report=event.report, groups=groups)
+    async def _on_done(self, event: StepDone, groups: list[Group]) -> None:
+        await self.user.call("after_step", step=event.step, report=event.report, groups=groups)
         await self.training.track(event)
 
     async def _join(self, run: Run, devices: Devices) -> None:
-        """Give the engines the trainer's weights, and make sure that both compute the same, before
+        """Send the trainer's weights to the engines, and check that both compute the same, before
         the first step."""
         spec, recipe, attempt = self.spec, self.spec.recipe, self.attempt
         if (own := attempt.engines.evaluation) is not None:
-            apart = Devices(taking_turns=False, trainer=run.trainer, engines=own, fleet=EVALUATION)
-            self.beside = ConcurrentEvaluations(apart, self._measure, tell=self._warn)
+            evaluation_devices = Devices(
+                shares_memory=False, trainer=run.trainer, engines=own, fleet=EVALUATION
+            )
+            self.beside = ConcurrentEvaluations(evaluation_devices, self._measure, tell=self._warn)
             attempt.probes.append(self.beside.probe)
-            keeper = attempt.keep_engines(own, EVALUATION, join=apart.replace)
+            keeper = attempt.keep_engines(own, EVALUATION, join=evaluation_devices.replace)
             keeper.on_empty = self.beside.give_up
         if spec.checkpoint is None:
             await self.training.save(0)
@@ -223,8 +229,8 @@ class GroupWork:
             PhaseStarted(phase="check", detail="engine and trainer score the same samples")
         )
         assert spec.inputs.prompts is not None, "a run that samples has prompts"
-        prompts = spec.inputs.heldout or spec.inputs.prompts.first(truth.NUM_PROMPTS)
-        check = truth.TruthCheck(
+        prompts = spec.inputs.heldout or spec.inputs.prompts.first(engine_trainer_check.NUM_PROMPTS)
+        check = engine_trainer_check.EngineTrainerCheck(
             recipe=recipe,
             plan=spec.plan,
             num_layers=spec.inputs.facts.num_layers,
@@ -232,16 +238,18 @@ class GroupWork:
             devices=devices,
             run_shown=self.spec.run.shown,
         )
-        checked = await check.run(prompts[: truth.NUM_PROMPTS])
+        checked = await check.run(prompts[: engine_trainer_check.NUM_PROMPTS])
         if checked.agreement == Agreement.EXPLAINED:
-            checked = self._corrected(checked, run.objective)
+            checked = self._with_correction(checked, run.objective)
         self.bus.emit(checked)
         if run.step == 0:  # also of a run that died between its first checkpoint and here
             await attempt.stop.unless_set(self.evaluate(0))
 
-    def _corrected(self, checked: EngineTrainerChecked, objective: object) -> EngineTrainerChecked:
-        """Truncate ratios from now on, where the recipe's loss has no means of its own against
-        engines that sample from another distribution. Says so, as does the verdict."""
+    def _with_correction(
+        self, checked: EngineTrainerChecked, objective: object
+    ) -> EngineTrainerChecked:
+        """Return the event with the correction of the difference, and warn the user. If the
+        objective can, truncate its importance ratios from now on."""
         correct = getattr(objective, "truncate_mismatch", None)
         correction = (
             "the difference is too small to need a correction"
@@ -270,8 +278,8 @@ class GroupWork:
         return replace(checked, correction=correction)
 
     def _memory(self, stepped: Stepped) -> tuple[WorkerMemory, ...]:
-        """Return the memory of the ranks; on a CPU also that of engines, as the watchdog saw it
-        last."""
+        """Return the memory of the ranks; on a CPU also that of engines, as the watchdog last
+        measured it."""
         if self.spec.plan.device_kind != "cpu":
             return stepped.memory
         sizes = last_look(self.attempt.session.log_dir)
@@ -285,8 +293,8 @@ class GroupWork:
         self.bus.emit(Notice(text=text, level="warning"))
 
     async def evaluate(self, step: int) -> None:
-        """Measure the weights of `step` on held-out prompts, where there are any; on engines of its
-        own this goes on beside the next steps."""
+        """Evaluate the weights of `step` on held-out prompts, if there are any; with separate
+        engines the evaluation continues beside the next steps."""
         if self.beside is None:
             await self._measure(step)
         elif self.spec.inputs.heldout:

@@ -1,6 +1,6 @@
-"""`miles launch`: make the run directory, write what the run needs into it, and train. Paths that
-the recipe names are made absolute first: resume, eval and export may be called from another
-folder."""
+"""Implements `miles launch`: creates the run directory, writes the files that the run needs into
+it, and trains. Paths that the recipe names are made absolute first: resume, eval and export may be
+called from another folder."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
 from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.section import Section
 from milescli.recipe.several import KEY as ADAPTERS
-from milescli.runtime.inputs.given_models import require_weight_store
+from milescli.runtime.inputs.auxiliary_models import require_weight_store
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.planning import plan_without_plugins, refuse_unproven
 from milescli.runtime.preparing import Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.recording.run_records import write_records
 from milescli.runtime.recovery.mirror import require_mirror
-from milescli.runtime.recovery.stops import stop_recorded
+from milescli.runtime.recovery.stops import recording_stop
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -39,28 +39,28 @@ if TYPE_CHECKING:
 
 
 def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
-    """Make the run directory, check everything that can be checked, then train. Raises MilesError;
-    Stopped where the user asked for the end and the run was saved."""
+    """Create the run directory, make all checks that need no device, then train. Raises MilesError;
+    Stopped if the user stopped the run and it was saved."""
     refuse_two_lengths(loaded)
     recipes = Recipes.of(with_absolute_paths(loaded))
     loaded, planned = recipes.loaded, recipes.planned
     facts = planned_facts(loaded.recipe)
     refuse_unproven(loaded.recipe, facts)
-    recipes.check_at_once(facts)
+    recipes.run_quick_checks(facts)
     nodes = find_nodes(loaded, output=output)
     plan = plan_without_plugins(planned, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)
-    begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
-    with begun as engines_begun, ExitStack() as held:
+    prestart = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
+    with prestart as engines_begun, ExitStack() as stack:
         # torch is imported from here on, beside the warm process
-        recipes = recipes.looked_at(facts, output=output)
-        run = held.enter_context(_new_run(recipes))
+        recipes = recipes.checked(facts, output=output)
+        run = stack.enter_context(_new_run(recipes))
         try:
             require_mirror(loaded.recipe, run)
             require_weight_store(loaded.recipe, run)
             ray_begun = prestart_ray(loaded.recipe, plan, nodes, engines_begun)
-            prestarted = held.enter_context(ray_begun)
-            runs = held.enter_context(adapter_runs(run, recipes))
+            prestarted = stack.enter_context(ray_begun)
+            runs = stack.enter_context(adapter_runs(run, recipes))
             made = prepare_all(
                 recipes, runs, run=run, plan=plan, nodes=nodes, checkpoints={}, output=output
             )
@@ -88,15 +88,15 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
 @contextmanager
 def _new_run(recipes: Recipes) -> Iterator[RunDir]:
-    """Make the run's directory, locked. It holds the recipe, by which `miles resume` begins again
-    what is stopped before it has begun."""
+    """Create and lock the run's directory, and write the recipe into it, so that `miles resume` can
+    start a run that was stopped before its first attempt."""
     recipe, resolved = recipes.loaded.recipe, resolved_yaml(recipes.loaded)
     run = create(
         base=Path(recipe.run.dir).expanduser(),
         recipe_name=recipe.name,
         name=recipe.run.name,
     )
-    with lock(run), stop_recorded(run, num_steps=recipe.train.steps):
+    with lock(run), recording_stop(run, num_steps=recipe.train.steps):
         write_atomically(run.recipe_file, resolved)
         say(run=run.path)
         yield run
@@ -115,12 +115,12 @@ _KEYS = frozenset(
         "corpus",
     )
 )
-"""Last parts of the keys that may name a file or a folder of this computer."""
+"""Last parts of the keys that may name a local file or folder."""
 
 
 def with_absolute_paths(loaded: LoadedRecipe) -> LoadedRecipe:
-    """Return the same recipe with absolute paths; what names nothing that is here (a task, a name
-    on the hub, a file that is missing) stays as it is."""
+    """Return the same recipe with absolute paths. Values that do not name an existing local file (a
+    task, a name on the hub, a missing file) stay as they are."""
     recipe = _anchored(loaded.recipe, key="")
     return loaded if recipe is loaded.recipe else replace(loaded, recipe=recipe)
 

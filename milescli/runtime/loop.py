@@ -1,6 +1,6 @@
-"""THE loop: take, train, publish. If its source returns groups that engines sample, it is
-reinforcement learning; if it returns rows or demonstrations, supervised learning. Others decide who
-runs where."""
+"""Runs the training loop: take, train, publish. If its source returns groups that engines sample,
+it is reinforcement learning; if it returns rows or demonstrations, supervised learning. Other
+modules decide which process runs on which device."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _differs(now: WorkerMemory, before: WorkerMemory | None) -> bool:
 
 
 async def _nothing(*_: object, **__: object) -> None:
-    """Stands for a hook that a run does not need."""
+    """Do nothing: the default of a hook that a run does not need."""
 
 
 async def pack_here(run: Run, items: list[Any]) -> tuple[TrainBatch, dict[Place, int]]:
@@ -65,7 +65,7 @@ async def pack_here(run: Run, items: list[Any]) -> tuple[TrainBatch, dict[Place,
 
 @dataclass(slots=True, kw_only=True)
 class Hooks:
-    """What the loop calls besides the algorithm; each hook is awaited and may raise."""
+    """Holds what the loop calls besides the algorithm; each hook is awaited and may raise."""
 
     between: Callable[[int], Awaitable[None]] = _nothing
     """Called between two steps, with the number of completed ones: a profile may begin or end."""
@@ -145,7 +145,7 @@ async def learn(run: Run) -> None:
         if source.samples and run.devices is not None:
             verify = source.recipe.weights.verify
             await run.devices.publish(WeightVersion(run.version + 1), verify=verify)
-            source.published(run.version)
+            source.on_published(run.version)
         clock.lap("publish")
         await hooks.keep(step, items, trainer_logprobs(shown, stepped.logprobs))
         run.memory.report(run.bus, step=step, workers=hooks.memory(stepped))

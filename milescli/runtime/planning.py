@@ -32,7 +32,7 @@ from milescli.platform.memory_holders import name_holders
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.inputs.given_models import (
+from milescli.runtime.inputs.auxiliary_models import (
     draft_path,
     require_channel,
     require_draft,
@@ -73,15 +73,15 @@ def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: Model
             why="Megatron-Core builds all of its layers, including Mamba-2, from one spec",
             fix=f"--set model.layer_spec={DEFAULT}",
         )
-    return _made(loaded.recipe, machine, facts)
+    return _make_plan(loaded.recipe, machine, facts)
 
 
-def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
+def _make_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     """Make the plan, with all models of the run."""
     require_policies(recipe, facts)
     draft = require_draft(recipe)
     queried = QueriedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
-    with memory_named(recipe, machine):
+    with naming_memory_users(recipe, machine):
         plan = make_plan(recipe, machine, facts, queried)
     require_channel(plan)
     if recipe.train.draft.is_on and draft is not None:
@@ -96,9 +96,9 @@ def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
 
 
 @contextmanager
-def memory_named(recipe: Recipe, machine: Machine) -> Iterator[None]:
-    """Add the processes that use memory of this computer to an error about memory that others have
-    taken, if it is raised within the context."""
+def naming_memory_users(recipe: Recipe, machine: Machine) -> Iterator[None]:
+    """If an error about memory that others have taken is raised within the context, add the
+    processes that use memory of this computer to it."""
     try:
         yield
     except MemoryTaken as error:
@@ -126,7 +126,7 @@ def refuse_plain_updates(config: Mapping[str, object]) -> None:
 
 def require_served_by(plan: Plan, recipe: Recipe, facts: ModelFacts, *, has_adapter: bool) -> None:
     """Raise MachineError or RecipeError if the plan's engines cannot serve this model, or cannot
-    use speculative decoding as the recipe wants."""
+    use the recipe's speculative decoding."""
     on_cpu, guessing = plan.device_kind == "cpu", speculation_of(recipe, plan)
     if not plan.engines.num:
         return
@@ -171,12 +171,12 @@ def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
         )
 
 
-def as_fetched(
+def replan_fetched(
     plan: Plan, loaded: LoadedRecipe, machine: Machine, facts: ModelFacts, *, output: Output
 ) -> Plan:
     """Return the plan for the downloaded model: the shape that ships with a recipe may be older
     than the model on the hub."""
-    fresh = _made(loaded.recipe, machine, facts)
+    fresh = _make_plan(loaded.recipe, machine, facts)
     if fresh.fingerprint == plan.fingerprint:
         return plan
     output.warn(

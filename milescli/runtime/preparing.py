@@ -19,12 +19,12 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
 from milescli.runtime.inputs.checks import REWARD
-from milescli.runtime.inputs.checks_at_once import at_once
 from milescli.runtime.inputs.environment_nodes import require_environments
-from milescli.runtime.inputs.look import Look, look
+from milescli.runtime.inputs.input_check_process import InputCheckProcess, check_inputs
 from milescli.runtime.inputs.plugins import load_train_plugins
-from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare
-from milescli.runtime.planning import as_fetched
+from milescli.runtime.inputs.quick_checks import run_quick_checks
+from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare_inputs
+from milescli.runtime.planning import replan_fetched
 from milescli.runtime.recording.run_records import write_records
 from milescli.runtime.recovery.stops import check_stopped
 from milescli.runtime.spec import RunSpec
@@ -48,40 +48,46 @@ class Recipes:
         RecipeError."""
         return cls(loaded=loaded, each=each_of(loaded, steps=steps))
 
-    def but(self, names: Collection[str]) -> Recipes:
-        """Return the recipes without these adapters."""
+    def without(self, names: Collection[str]) -> Recipes:
+        """Return the recipes except those of these adapters."""
         left = {name: one for name, one in self.each.items() if name not in names}
         return replace(self, each=left)
 
     @property
     def planned(self) -> LoadedRecipe:
-        """Return the recipe that decides how much memory is planned."""
+        """Return the recipe by which memory is planned."""
         return planned(self.loaded, self.each)
 
     @property
     def learned(self) -> list[LoadedRecipe]:
-        """Return the recipes that are trained: the adapters', or else the run's own."""
+        """Return the recipes that are trained: the adapters', or the run's own if it has none."""
         return [*self.each.values()] if self.each else [self.loaded]
 
-    def check_at_once(self, facts: ModelFacts) -> None:
-        """Make the checks that take no time. `facts`: of the model. Raises MilesError."""
-        for outcome in at_once(self.loaded, self.each, facts=facts):
+    def run_quick_checks(self, facts: ModelFacts) -> None:
+        """Make the checks that take no time. `facts`: of the model. Raises the first refusal."""
+        for outcome in run_quick_checks(self.loaded, self.each, facts=facts):
             if outcome.refusal is not None:
                 raise outcome.refusal
 
-    def looked_at(self, facts: ModelFacts, *, output: Output) -> Recipes:
-        """Check data, tokenizer and rewards as the dry run does, and load the plug-ins of the
-        trainer's ranks in the meantime. Return the recipes, with `rewards_tried` set. Raises
-        MilesError."""
+    def checked(self, facts: ModelFacts, *, output: Output) -> Recipes:
+        """Check data, tokenizer and rewards in processes, as the dry run does, and load the
+        plug-ins of the trainer's ranks in the meantime. Return the recipes, with `rewards_tried`
+        set. Raises MilesError."""
         recipes = [one.recipe for one in self.learned]
         # without a tokenizer it is quicker than a process
-        looks = [] if self.loaded.recipe.model.scratch else [Look(one, facts) for one in recipes]
+        checks = (
+            []
+            if self.loaded.recipe.model.scratch
+            else [InputCheckProcess(one, facts) for one in recipes]
+        )
         try:
             for recipe in recipes:
                 load_train_plugins(recipe)
-            made = [one.outcomes() for one in looks] or [look(one, facts) for one in recipes]
+            made = [one.outcomes() for one in checks] or [
+                check_inputs(one, facts) for one in recipes
+            ]
         finally:
-            for one in looks:
+            for one in checks:
                 one.close()
         for outcome in (outcome for each in made for outcome in each):
             if outcome.refusal is not None:
@@ -99,19 +105,19 @@ class Recipes:
 def adapter_runs(run: RunDir, recipes: Recipes) -> Iterator[dict[str, RunDir]]:
     """Provide the directory of each adapter, created if necessary, and locked."""
     runs = {}
-    with ExitStack() as held:
+    with ExitStack() as stack:
         for name in recipes.each:
             own = RunDir(run.adapters_dir / name)
             if not own.path.exists() or not any(own.path.iterdir()):
                 own = create(base=run.adapters_dir, recipe_name=name, name=name)
-            held.enter_context(lock(own))
+            stack.enter_context(lock(own))
             runs[name] = own
         yield runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The parts of a run whose inputs are checked."""
+    """Holds the parts of a run whose inputs are checked."""
 
     inputs: RunInputs
     plan: Plan
@@ -130,15 +136,15 @@ def prepare_all(
     checkpoints: Mapping[str, StoredCheckpoint | None],
     output: Output,
 ) -> Prepared:
-    """Prepare the run, or each adapter in its own directory of `runs`. Raises as `inputs.prepare`.
-    `checkpoints`: from which each adapter continues."""
+    """Prepare the run, or each adapter in its own directory of `runs`. Raises as
+    `run_inputs.prepare_inputs`. `checkpoints`: from which each adapter continues."""
     check_stopped()
     each = recipes.each or {ITSELF: recipes.loaded}
     if recipes.each:
         model_dir = model_dir_of(recipes.loaded.recipe.model, run, output=output)
-        each = {name: _over(one, model_dir, run=run) for name, one in each.items()}
+        each = {name: _with_model_folder(one, model_dir, run=run) for name, one in each.items()}
     inputs = {
-        name: prepare(
+        name: prepare_inputs(
             one.recipe,
             runs.get(name, run),
             output=output,
@@ -150,7 +156,7 @@ def prepare_all(
     for name, one in each.items():
         require_environments(one.recipe, inputs[name], nodes)
     whole = next(iter(inputs.values()))
-    plan = as_fetched(plan, recipes.planned, nodes.machine, whole.facts, output=output)
+    plan = replan_fetched(plan, recipes.planned, nodes.machine, whole.facts, output=output)
     nodes.require_shared(run.path, whole.model_dir, *whole.teacher_dirs)
     if not recipes.each:
         return Prepared(inputs=whole, plan=plan, adapters={})
@@ -171,7 +177,7 @@ def prepare_all(
     return Prepared(inputs=shared, plan=plan, adapters=specs)
 
 
-def _over(one: LoadedRecipe, model_dir: Path, *, run: RunDir) -> LoadedRecipe:
+def _with_model_folder(one: LoadedRecipe, model_dir: Path, *, run: RunDir) -> LoadedRecipe:
     """Return the same recipe with the model that the run has written, so that it is not written
     again for each adapter."""
     if run.path not in model_dir.parents:

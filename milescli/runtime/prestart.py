@@ -1,6 +1,6 @@
-"""Processes that a run starts before its inputs are ready: on a CPU, the imports of its engines in
-a process of their own, then Ray with its watchdog, and the imports of its trainer. Called by
-launch, resume and eval."""
+"""Starts processes before a run's inputs are ready: on a CPU, a process that imports what its
+engines need, then Ray with its watchdog, and the ranks, which import what the trainer needs. Called
+by launch, resume and eval."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from milescli.runtime.planning import engine_spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prestarted:
-    """What the processes of a run share, fixed before the first of them starts."""
+    """Holds what the processes of a run share, fixed before the first of them starts."""
 
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     """Token by which watchdogs identify the processes of the run."""
@@ -136,7 +136,7 @@ def prestart_ray(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySession:
-    """The Ray session of a run, with the watchdog that ends all its processes."""
+    """Holds the Ray session of a run, with the watchdog that ends all its processes."""
 
     cluster: Cluster
     watchdog: Watchdog

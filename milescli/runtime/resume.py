@@ -1,5 +1,5 @@
-"""`miles resume`: continues from the newest complete checkpoint, on this machine's layout, as if
-nothing had happened."""
+"""Implements `miles resume`: continues a run from its newest complete checkpoint, on this machine's
+layout, as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Recipe
-from milescli.runtime.inputs.checks_at_once import require_alerts
-from milescli.runtime.inputs.given_models import require_weight_store
+from milescli.runtime.inputs.auxiliary_models import require_weight_store
 from milescli.runtime.inputs.model_facts import planned_facts
-from milescli.runtime.inputs.plugins import check_at_once
+from milescli.runtime.inputs.plugins import check_plugins_quickly
+from milescli.runtime.inputs.quick_checks import require_alerts
 from milescli.runtime.inputs.run_inputs import RunInputs
 from milescli.runtime.planning import plan_without_plugins
 from milescli.runtime.preparing import ITSELF, Recipes, adapter_runs, prepare_all
@@ -35,8 +35,8 @@ from milescli.runtime.recording import run_records
 from milescli.runtime.recording.run_records import write_records
 from milescli.runtime.recording.tracking import require_tracking
 from milescli.runtime.recovery.mirror import require_mirror
-from milescli.runtime.recovery.orphans import taken_over
-from milescli.runtime.recovery.stops import stop_recorded
+from milescli.runtime.recovery.orphans import locked_without_orphans
+from milescli.runtime.recovery.stops import recording_stop
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -52,40 +52,45 @@ def resume(
     environ: Mapping[str, str],
     output: Output,
 ) -> RunSummary:
-    """Train on. `address`: of the Ray cluster, where it is another than before; `environ` may name
-    it too. Raises CheckpointError where the run cannot be continued faithfully, RecipeError where
-    nothing is left to do."""
+    """Continue to train. `address`: of the Ray cluster, if it has changed; `environ` may name it
+    too. Raises CheckpointError if the run cannot be continued faithfully, RecipeError if all steps
+    are done."""
     run = open_run(path)
-    kept = load_resolved(run.recipe_file)
+    recorded = load_resolved(run.recipe_file)
     flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
     if address is not None:
         flags["machine.address"] = f"--address {address}"
-    loaded = override(kept, sets=sets, flags=flags, only=run_records.MAY_CHANGE, environ=environ)
-    with taken_over(run, output=output), stop_recorded(run, num_steps=loaded.recipe.train.steps):
+    loaded = override(
+        recorded, sets=sets, flags=flags, only=run_records.MAY_CHANGE, environ=environ
+    )
+    with (
+        locked_without_orphans(run, output=output),
+        recording_stop(run, num_steps=loaded.recipe.train.steps),
+    ):
         say(run=run.path)
-        for line in run_records.edited_keys(run, kept, may_change=run_records.MAY_CHANGE):
+        for line in run_records.edited_keys(run, recorded, may_change=run_records.MAY_CHANGE):
             output.warn(f"recipe.yaml was edited: {line}")
-        wished, recipes = loaded, Recipes.of(loaded, steps=steps)
-        with adapter_runs(run, recipes) as runs, ExitStack() as held:
-            pasts, are_done = _pasts(run, runs, recipes, output=output)
+        full, recipes = loaded, Recipes.of(loaded, steps=steps)
+        with adapter_runs(run, recipes) as runs, ExitStack() as stack:
+            pasts, are_done = _start_checkpoints(run, runs, recipes, output=output)
             require_tracking(loaded.recipe.run)
             _look_at_mirror(loaded.recipe, run, output=output)
             require_weight_store(loaded.recipe, run)
             for doubt in require_alerts(loaded.recipe.run):
                 output.warn(doubt)
             loaded, nodes = nodes_that_are_left(loaded, output=output)
-            recipes = Recipes.of(loaded, steps=steps).but(are_done)
+            recipes = Recipes.of(loaded, steps=steps).without(are_done)
             facts = planned_facts(loaded.recipe)
             for one in recipes.learned:
-                check_at_once(one.recipe)
+                check_plugins_quickly(one.recipe)
             plan = plan_without_plugins(recipes.planned, nodes.machine, facts=facts)
             require_wheel(plan.device_kind)
-            begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
-            engines_begun = held.enter_context(begun)
+            prestart = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
+            engines_begun = stack.enter_context(prestart)
             # torch is imported from here on, beside the warm process
-            recipes = recipes.looked_at(facts, output=output)
+            recipes = recipes.checked(facts, output=output)
             ray_begun = prestart_ray(loaded.recipe, plan, nodes, engines_begun)
-            prestarted = held.enter_context(ray_begun)
+            prestarted = stack.enter_context(ray_begun)
             from milescli.runtime.train import train
 
             made = prepare_all(
@@ -98,22 +103,23 @@ def resume(
                 nodes=nodes,
                 inputs=made.inputs,
                 past=pasts.get(ITSELF),
-                wished=None if loaded.recipe.machine == wished.recipe.machine else wished,
+                full_recipe=None if loaded.recipe.machine == full.recipe.machine else full,
                 adapters=made.adapters,
             )
             for name, one in (spec.adapters or {ITSELF: spec}).items():
                 _require_same(one, path, name=name, output=output)
             if any(pasts.values()):
                 _warn_of_changes(spec, output=output)
-            write_records(spec, wished)
+            write_records(spec, full)
             return train(spec, prestarted=prestarted, output=output)
 
 
-def _pasts(
+def _start_checkpoints(
     run: RunDir, runs: Mapping[str, RunDir], recipes: Recipes, *, output: Output
 ) -> tuple[dict[str, StoredCheckpoint | None], list[str]]:
-    """Return the checkpoint that the run, or each of its adapters, goes on from; and the adapters
-    that have done all their steps. Raises as `_checkpoint_of`, and where all have."""
+    """Return the checkpoint from which the run, or each of its adapters, continues; and the
+    adapters that have done all their steps. Raises as `_checkpoint_of`, and RecipeError if all
+    adapters have."""
     learned = recipes.each or {ITSELF: recipes.loaded}
     pasts = {
         name: _checkpoint_of(runs.get(name, run), one.recipe, output=output)
@@ -132,8 +138,8 @@ def _pasts(
 
 
 def _look_at_mirror(recipe: Recipe, run: RunDir, *, output: Output) -> None:
-    """Warn if the store cannot be written now: the run may be resumed without anybody watching.
-    Raises RecipeError if it holds another run, StoreError if its package is not installed."""
+    """Warn if the store cannot be written now: nobody may be watching when the run resumes. Raises
+    RecipeError if it holds another run, StoreError if its package is not installed."""
     try:
         require_mirror(recipe, run)
     except StoreError as error:
@@ -143,8 +149,8 @@ def _look_at_mirror(recipe: Recipe, run: RunDir, *, output: Output) -> None:
 
 
 def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> None:
-    """Raises CheckpointError where the run would go on with other inputs than it learned from.
-    `name`: of the adapter, of a run of several."""
+    """Raise CheckpointError if the inputs differ from those that the run has learned from. `name`:
+    of the adapter, if the run has several."""
     if (checkpoint := spec.past) is None:
         return
     _refuse_other_prompts(checkpoint.manifest, spec.inputs, path)
@@ -157,8 +163,8 @@ def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> No
 
 
 def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredCheckpoint | None:
-    """Return the newest one that is whole; None where none was ever complete. Raises
-    CheckpointError where none is whole any more."""
+    """Return the newest intact checkpoint; None if none was ever complete. Raises CheckpointError
+    if none is intact any more."""
     store = store_of(run.checkpoints, output=output)
     checkpoint, damages = store.newest_whole()
     if checkpoint is None:
@@ -185,7 +191,7 @@ def _refuse_as_done(step: int, num_steps: int, run: RunDir) -> None:
 
 
 def _warn_of_changes(spec: RunSpec, *, output: Output) -> None:
-    now = run_records.surroundings(spec.nodes.machine)
+    now = run_records.run_conditions(spec.nodes.machine)
     for line in run_records.changes_since(
         run_records.read_record(spec.run), now, plan=spec.plan, run=spec.run
     ):

@@ -1,5 +1,5 @@
-"""Learning from rows of a file: first computes what frozen models say of the rows, then the loop
-takes them; also measures held-out rows, and lets engines answer held-out prompts."""
+"""Trains on rows of a file: first computes what frozen models predict for the rows, then runs the
+loop; also evaluates held-out rows, and lets engines answer held-out prompts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from milescli.core.concurrency import in_thread
 from milescli.core.events import PhaseStarted, ValidationDone
 from milescli.core.types import ROLLOUT
 from milescli.runtime.evaluation.evaluator import Evaluator
+from milescli.runtime.inputs.auxiliary_models import served_teachers
 from milescli.runtime.inputs.episode_parts import episode_parts
-from milescli.runtime.inputs.given_models import served_teachers
 from milescli.runtime.inputs.row_caches import ReferenceCache, TeacherCache
 from milescli.runtime.loop import Run, learn, packed
 from milescli.runtime.saving import version_of
@@ -35,7 +35,8 @@ class RowWork:
 
     @property
     def asks_teachers(self) -> bool:
-        """Return False if the cache has all that the teachers say, or they are served."""
+        """Return False if the cache has all predictions of the teachers, or the teachers are
+        served."""
         if self.spec.recipe.train.distill.is_served:
             return False
         return not self.spec.recipe.caches_teacher or bool(self._teacher.missing(self._rows))
@@ -59,9 +60,9 @@ class RowWork:
         )
 
     async def prepare(self, trainer: Trainer) -> None:
-        """Add to the rows the results of their teacher, which is dismissed then, and their
-        log-probs by the initial weights. The trainer holds these weights, or loads them here if the
-        run is resumed."""
+        """Add the predictions of their teacher to the rows, then release the teacher; also add the
+        rows' log-probs under the initial weights. The trainer holds these weights, or loads them
+        here if the run is resumed."""
         recipe, path = self.spec.recipe, self.spec.run.path
         if recipe.caches_teacher:
             detail = "the teacher scores the rows"
@@ -78,15 +79,16 @@ class RowWork:
     async def _fill(
         self, cache: ReferenceCache | TeacherCache, trainer: Trainer, *, phase: str, detail: str
     ) -> None:
-        """Fill the rows from the cache; the trainer's ranks compute those that it lacks now."""
+        """Add the cached numbers to the rows; the trainer's ranks compute those that are
+        missing."""
         inputs = self.spec.inputs
         assert inputs.rows is not None, "a run that learns from rows has them"
         if missing := cache.missing(self._rows):
             self.bus.emit(PhaseStarted(phase=phase, detail=f"{len(missing)} {detail}"))
             plan, stop = self.spec.plan, self.attempt.stop
             await cache.add(missing, trainer=trainer, plan=plan, stop=stop)
-        inputs.rows.items = [cache.known(row) for row in inputs.rows.items]
-        inputs.validation[:] = [cache.known(row) for row in inputs.validation]
+        inputs.rows.items = [cache.with_numbers(row) for row in inputs.rows.items]
+        inputs.validation[:] = [cache.with_numbers(row) for row in inputs.validation]
 
     async def learn(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """Take the steps to the last one."""
@@ -113,7 +115,7 @@ class RowWork:
         return training.new_run(source, trainer, devices, memory=lambda stepped: stepped.memory)
 
     async def evaluate(self, step: int) -> None:
-        """Measure the loss on held-out rows, and the engines' answers to held-out prompts."""
+        """Evaluate the loss on held-out rows, and the engines' answers to held-out prompts."""
         run, rows = self.training.run, self.spec.inputs.validation
         assert run is not None, "nothing runs yet"
         if rows:

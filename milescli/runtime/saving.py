@@ -1,5 +1,5 @@
-"""Checkpoints of a run: when one is started, when it is complete, and what its manifest says. The
-trainer writes the tensors."""
+"""Saves checkpoints of a run: decides when one is started and when it is complete, and writes its
+manifest. The trainer writes the tensors."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class _PendingSave:
 @dataclass(slots=True, kw_only=True)
 class Saver:
     """Writes at most one checkpoint at a time. A checkpoint is valid once its manifest exists,
-    which is written as soon as the tensors are on disk. One that cannot be written is reported and
-    given up; the next is another attempt."""
+    which is written as soon as the tensors are on disk. If one cannot be written, it is reported
+    and abandoned, and the next is tried again."""
 
     store: CheckpointStore
     spec: RunSpec
     bus: EventBus
-    tell: Callable[..., Awaitable[None]]
-    """Calls a hook of the user's."""
+    call_hook: Callable[..., Awaitable[None]]
+    """Calls a hook of the user."""
     mirror: Mirror | None = None
     """Copies each complete checkpoint; None: no copies."""
     newest: Path | None = None
@@ -131,7 +131,7 @@ class Saver:
             await self.settle()
 
     async def close(self) -> None:
-        """Stop, and leave what is unfinished."""
+        """Stop, and leave an unfinished checkpoint as it is."""
         if self._finishing is not None:
             self._finishing.cancel()
             await asyncio.gather(self._finishing, return_exceptions=True)
@@ -143,7 +143,7 @@ class Saver:
                 await in_thread(lambda: self.store.discard(step))
 
     async def completed(self) -> None:
-        """Wait for a manifest that is being written, if one is."""
+        """Wait until a manifest is written, if one is being written."""
         async with self._completing:
             pass
 
@@ -172,8 +172,8 @@ class Saver:
             )
         )
         if self.mirror is not None:
-            self.mirror.tell(pending.step)
-        await self.tell("after_save", step=pending.step, folder=stored.path)
+            self.mirror.enqueue(pending.step)
+        await self.call_hook("after_save", step=pending.step, folder=stored.path)
 
     def _complete(self, pending: _PendingSave, sha256: dict[str, str]) -> StoredCheckpoint:
         layout, file = self.spec.plan.trainer, self.spec.run.recipe_file

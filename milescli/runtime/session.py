@@ -1,5 +1,5 @@
-"""One period of work on a run: its log folder, its Ray session and the builder of its processes.
-Opened by launch, resume and eval, which hold the run's lock."""
+"""Opens one period of work on a run: its log folder, its Ray session and the builder of its
+processes. Used by launch, resume and eval, which hold the run's lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milescli.checkpoint.run_dir import verdict_file
 from milescli.cluster.resources import NodeResources
 from milescli.cluster.watchdog import Watchdog
 from milescli.runtime.build import Builder, check_engines
-from milescli.runtime.engine_start import write_engine_folder
+from milescli.runtime.engine_folder import write_engine_folder
 from milescli.runtime.prestart import Prestarted, open_ray
 from milescli.runtime.recovery.orphans import write_note
 from milescli.runtime.recovery.supervise import CAUSE_GRACE_S
@@ -24,7 +24,7 @@ from milescli.runtime.spec import RunSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSession:
-    """The log folder, Ray session and builder of one period of work."""
+    """Holds the log folder, Ray session and builder of one period of work."""
 
     log_dir: Path
     cluster: Cluster

@@ -1,6 +1,6 @@
-"""What a run learns from: groups that engines sample, rows of files, or demonstrations before the
-first RL step. Each source defines the items of a step, its learning rate, and its report; `loop`
-runs the steps."""
+"""Defines what a run learns from: groups that engines sample, rows of files, or demonstrations
+before the first RL step. Each source defines the items of a step, its learning rate, and its
+report; `loop` runs the steps."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from milescli.core.events import PhaseSeconds, RowStepDone, StepDone, WarmupStep
 from milescli.core.types import Group, StepReport, Trajectory, WeightVersion
 from milescli.data.examples import Examples
 from milescli.recipe.schema import Recipe
-from milescli.rollout.collect.ahead import AheadCollector
 from milescli.rollout.collect.collector import Collector
-from milescli.rollout.collect.done_first import DoneFirstCollector
-from milescli.rollout.collect.selectors import as_state
+from milescli.rollout.collect.completion_order import CompletionOrderCollector
+from milescli.rollout.collect.prefetching import PrefetchingCollector
+from milescli.rollout.collect.selectors import history_to_state
 from milescli.runtime.devices import Devices
 from milescli.runtime.recording.sample_files import Place, sequences_of
 from milescli.runtime.saving import Progress
 from milescli.train.base import TrainSequence
 from milescli.train.optimizers import lr_at, warmup_lr_at
 
-AnyCollector = Collector | AheadCollector | DoneFirstCollector
-"""Made by `rollout.collect.ahead.open_collector`."""
+AnyCollector = Collector | PrefetchingCollector | CompletionOrderCollector
+"""Made by `rollout.collect.prefetching.open_collector`."""
 Rates = tuple[float | None, float | None]
 """Learning rates of the policy (None: it does not change), and of the critic (None: there is none,
 or it does not change)."""
 
 
 class Source:
-    """Base class: supervised steps by the recipe's `train`."""
+    """Supplies the items of supervised steps, with the settings of the recipe's `train`: the base
+    class."""
 
     phase = "train"
     """Phase of the steps, as an event names it."""
@@ -59,11 +60,13 @@ class Source:
         """Return the items that `step` learns from; `version` is the trainer's."""
         raise NotImplementedError
 
-    def published(self, version: WeightVersion) -> None:
-        """Continue what waits for these weights: the engines hold `version` now."""
+    def on_published(self, version: WeightVersion) -> None:
+        """Record that the engines hold `version`, so that items that wait for these weights can be
+        sampled."""
 
     def shown(self, items: list[Any], sequences: Sequence[TrainSequence]) -> dict[Place, int]:
-        """Return the sequences whose trainer log-probs are written to disk."""
+        """Return place -> sequence for the sequences whose trainer log-probs are written to
+        disk."""
         return {}
 
     def rates(self, step: int) -> Rates:
@@ -81,11 +84,11 @@ class Source:
         return Progress()
 
     async def stop(self) -> None:
-        """End what runs ahead of the steps."""
+        """Stop the tasks that run ahead of the steps."""
 
 
 class Groups(Source):
-    """Groups of samples, which engines generate from prompts: reinforcement learning."""
+    """Supplies groups of samples, which engines generate from prompts: reinforcement learning."""
 
     samples = True
 
@@ -101,8 +104,8 @@ class Groups(Source):
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
         return await self.collector.take(step, version=version)
 
-    def published(self, version: WeightVersion) -> None:
-        self.collector.published(version)
+    def on_published(self, version: WeightVersion) -> None:
+        self.collector.on_published(version)
 
     def shown(self, items: list[Group], sequences: Sequence[TrainSequence]) -> dict[Place, int]:
         return sequences_of(items[: self.recipe.run.keep_groups], sequences)
@@ -138,7 +141,7 @@ class Groups(Source):
         return Progress(
             prompt_position=self.collector.position,
             taken=self.collector.taken,
-            curriculum=as_state(self.collector.history),
+            curriculum=history_to_state(self.collector.history),
         )
 
     async def stop(self) -> None:
@@ -146,7 +149,7 @@ class Groups(Source):
 
 
 class Rows(Source):
-    """Rows of files, in their order."""
+    """Supplies rows of files, in their order."""
 
     def __init__(self, recipe: Recipe, rows: Examples[Any]) -> None:
         super().__init__(recipe)
@@ -175,8 +178,8 @@ class Rows(Source):
 
 
 class Demonstrations(Source):
-    """Demonstrations, in an order fixed by the run's seed: the warm-up, by the recipe's
-    `warmup`."""
+    """Supplies demonstrations, in an order fixed by the run's seed: the warm-up, with the settings
+    of the recipe's `warmup`."""
 
     phase = "warmup"
 

@@ -1,5 +1,5 @@
-"""Everything that launch, resume or eval pass on to the processes of a run: the run, its plan and
-its inputs."""
+"""Holds everything that launch, resume or eval pass on to the processes of a run: the run, its plan
+and its inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunSpec:
     inputs: RunInputs
     past: StoredCheckpoint | None = None
     """Newest checkpoint, from which the run continues; None: a new run."""
-    wished: LoadedRecipe | None = None
+    full_recipe: LoadedRecipe | None = None
     """The recipe with the number of nodes that the user wants, if the run continues with fewer
     because some are lost; None: it has all of them."""
 

@@ -1,4 +1,4 @@
-"""Training a run, from a spec to a verdict: one attempt, with its listeners, and a summary at the
+"""Trains a run, from a spec to a verdict: one attempt, with its listeners, and a summary at the
 end. Called by launch and resume."""
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from milescli.insight.reader import read_history
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.recording.alerting import alerting
-from milescli.runtime.recording.listeners import Judge, attach_run_files
-from milescli.runtime.recording.tracking import tracked
-from milescli.runtime.recovery.stops import BY_USER, check_stopped, ended_now, stop_signal
+from milescli.runtime.recording.listeners import VerdictEmitter, attach_run_files
+from milescli.runtime.recording.tracking import tracking_run
+from milescli.runtime.recovery.stops import BY_USER, check_stopped, immediate_end_error, stop_signal
 from milescli.runtime.session import open_session
 from milescli.runtime.spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSummary:
-    """The results of one of several adapters; see RunSummary."""
+    """Holds the results of one of several adapters; see RunSummary."""
 
     path: str
     steps: int
@@ -53,7 +53,7 @@ class AdapterSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """The results of a run."""
+    """Holds the results of a run."""
 
     path: str
     """The run directory."""
@@ -93,11 +93,11 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         num_steps=spec.num_steps,
     )
     attach_run_files(bus, run, has_scalars=not spec.adapters)
-    judge = Judge(run, bus)
+    judge = VerdictEmitter(run, bus)
     bus.listeners.append(judge)
     with (
         alerting(run, recipe.run, bus=bus, output=output),
-        tracked(spec, bus=bus, output=output) as tracking,
+        tracking_run(spec, bus=bus, output=output) as tracking,
         LiveRun(output, name=run.name, history=read_history(run)) as live,
     ):
         bus.listeners.append(live)
@@ -107,7 +107,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
             try:
                 asyncio.run(attempt.main())
             except BaseException as caught:
-                error = explained(caught, run)
+                error = explain_error(caught, run)
                 saved = attempt.saved_step
                 offer_resume(error, run.shown, step=saved, num_steps=spec.num_steps)
                 # what ended the run is said, also where it can no longer be written down
@@ -137,7 +137,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         logprob_diff_mean=None if recipe.learns_from_rows else diff_mean,
         checkpoint=None if spec.adapters else _name_of(attempt.trainings[0].saver.newest),
         seconds=time.monotonic() - began,
-        adapters=_reached(attempt, history.adapters) if spec.adapters else {},
+        adapters=_adapter_summaries(attempt, history.adapters) if spec.adapters else {},
         memory=judge.memory(),
     )
 
@@ -157,7 +157,9 @@ def _logprob_diffs(histories: Sequence[History]) -> tuple[float, float]:
     return max([0.0, *largest]), sum(means) / max(len(means), 1)
 
 
-def _reached(attempt: Attempt, histories: Mapping[str, History]) -> dict[str, AdapterSummary]:
+def _adapter_summaries(
+    attempt: Attempt, histories: Mapping[str, History]
+) -> dict[str, AdapterSummary]:
     names = [one.adapter or "" for one in attempt.trainings]
     own = {name: histories.get(name, History(name=name)) for name in names}
     return {
@@ -177,14 +179,14 @@ def _first(figures: dict[int, float]) -> float | None:
     return figures[min(figures)] if figures else None
 
 
-def explained(error: BaseException, run: RunDir) -> BaseException:
+def explain_error(error: BaseException, run: RunDir) -> BaseException:
     """Return the error in the form for users: a full disk is never a fault of ours; a signal during
     shutdown does not replace the original cause; any other error is returned unchanged."""
     if (number := stop_signal(error)) is not None:
-        if (cause := _before(error)) is not None:
+        if (cause := _original_error(error)) is not None:
             return cause
         fix = resume_command(run.shown, step=step_saved(run.events()))
-        return ended_now(number, fix=fix, is_second=True)
+        return immediate_end_error(number, fix=fix, is_second=True)
     if not isinstance(error, OSError) or error.errno not in DISK_FULL:
         return error
     return MachineError(
@@ -194,7 +196,7 @@ def explained(error: BaseException, run: RunDir) -> BaseException:
     )
 
 
-def _before(error: BaseException) -> MilesError | None:
+def _original_error(error: BaseException) -> MilesError | None:
     """Return the error that was ending the run when `error` came."""
     context = error.__context__
     while context is not None and not isinstance(context, MilesError):

@@ -1,5 +1,5 @@
-"""What an attempt trains: the policy of the run, or one of several adapters. A training has its own
-steps, events and checkpoints; its processes belong to the attempt."""
+"""Trains one policy within an attempt: that of the run, or one of several adapters. A training has
+its own steps, events and checkpoints; its processes belong to the attempt."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 
 
 class Training:
-    """One sequence of steps, from its initial weights to its last checkpoint."""
+    """Takes one sequence of steps, from its initial weights to its last checkpoint."""
 
     def __init__(
         self, attempt: Attempt, spec: RunSpec, *, bus: EventBus, adapter: str | None = None
     ) -> None:
-        """`adapter`: the one of several that it trains; None: the run trains one policy."""
+        """Set up a training. `adapter`: the one of several that it trains; None: the run trains one
+        policy."""
         self.attempt, self.spec, self.bus, self.adapter = attempt, spec, bus, adapter
         recipe = spec.recipe
         keeps = recipe.keeps_reference or recipe.caches_reference
@@ -53,7 +54,9 @@ class Training:
         self.user = UserHooks(recipe)
         self.mirror = Mirror.of(recipe, spec.run, store)
         """None: the checkpoints are copied nowhere."""
-        self.saver = Saver(store=store, spec=spec, bus=bus, tell=self.user.tell, mirror=self.mirror)
+        self.saver = Saver(
+            store=store, spec=spec, bus=bus, call_hook=self.user.call, mirror=self.mirror
+        )
         self.saver.newest_step = spec.checkpoint.step if spec.checkpoint else None
         self.warm_up: Run | None = None
         """The warm-up in memory; None: there is none, or it has not begun."""
@@ -80,8 +83,8 @@ class Training:
         return f"step {self.step}"
 
     async def begin(self, trainer: Trainer) -> None:
-        """Load the initial weights into the ranks: of the checkpoint, or of the model after its
-        warm-up."""
+        """Load the initial weights into the ranks: those of the checkpoint, or those of the model
+        after its warm-up."""
         recipe, checkpoint = self.spec.recipe, self.spec.checkpoint
         if checkpoint is not None:
             await self.work.prepare(trainer)
@@ -179,15 +182,15 @@ class Training:
         )
 
     async def _between(self, step: int) -> None:
-        """Let a profile begin or end."""
+        """Let a profile start or end."""
         await self.attempt.profiler.between(step, loop=self)
 
     async def track(self, event: Event, *_: object) -> None:
         """Pass an event on to the user's tracker."""
-        await self.user.tell("tracker", event=event)
+        await self.user.call("tracker", event=event)
 
     async def _save_where_due(self, step: int) -> None:
-        """Save as often as the recipe wants. Weights that become the reference are saved, too."""
+        """Save as often as the recipe says. Weights that become the reference are saved, too."""
         assert self.run is not None, "nothing runs yet"
         recipe = self.spec.recipe
         if _is_due(step, recipe.train.reference_every):
@@ -235,7 +238,7 @@ class Training:
         self.saver.require_saved(self.step)
 
     async def close(self) -> None:
-        """Close the journal; what was written stays."""
+        """Close the journal; its written records stay."""
         if (journal := self.journal) is not None:
             await in_thread(journal.close)
 

@@ -1,6 +1,6 @@
-"""Where `miles export` writes: the folder that the user named, or an object store. Files of weights
-go to the store one by one, from a temporary folder, and the others at the end. Called by the
-command."""
+"""Chooses where `miles export` writes: the folder that the user named, or an object store. Files of
+weights go to the store one by one, from a temporary folder, and the others at the end. Called by
+the command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Holds the folder to write to, and what takes its files of weights away."""
+    """Holds the folder to write to, and the function that takes its files of weights away."""
 
     folder: Path
     deliver: Deliver | None
@@ -33,9 +33,9 @@ class Destination:
 
 @contextmanager
 def destination(to: str, *, output: Output) -> Iterator[Destination]:
-    """Give the folder to write to, and upload it afterwards if `--to` names a store. That is
-    checked before anything is written: it must be writable, and hold nothing but what an upload to
-    the same URL has left. Raises RecipeError, CheckpointError, StoreError."""
+    """Provide the folder to write to, and upload it afterwards if `--to` names a store. The store
+    is checked before anything is written: it must be writable, and contain nothing but what an
+    earlier upload to the same URL has left. Raises RecipeError, CheckpointError, StoreError."""
     if not is_store_url(to):
         yield Destination(folder=Path(to), deliver=None)
         return
@@ -54,16 +54,16 @@ def destination(to: str, *, output: Output) -> Iterator[Destination]:
 
 
 def _require_unused(store: ObjectStore) -> None:
-    there = store.sizes().keys() - {RECORD}
-    is_whole = bool(there & {CONFIG_NAME, ADAPTER_CONFIG})
-    others = sorted(there - read_record(store).keys())
+    present = store.sizes().keys() - {RECORD}
+    is_whole = bool(present & {CONFIG_NAME, ADAPTER_CONFIG})
+    others = sorted(present - read_record(store).keys())
     if is_whole or others:
         raise CheckpointError(
             f"{store.url} already {'exists' if is_whole else f'holds `{others[0]}`'}",
             why="an export never overwrites existing files",
             fix=f"--to {store.url}-2",
         )
-    if not there:
+    if not present:
         store.write(RECORD, b"{}")  # hours before the first file is there: may it be written?
 
 

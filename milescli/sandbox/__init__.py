@@ -1,2 +1,2 @@
-"""Where code that a model wrote is run: bounded, and shut off from the machine (docs/sandbox.md).
-Code of the user's own does not come here (`workers.worker`). Called by rewards and agents."""
+"""Runs code that a model wrote, with limits and isolated from the machine (docs/sandbox.md). The
+user's own code does not run here (`workers.worker`). Called by rewards and agents."""

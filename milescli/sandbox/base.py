@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 Ended = Literal["exited", "timeout", "memory", "output", "killed"]
-"""exited: by itself, with any exit code; timeout: of wall or CPU time; memory, output: it took or
-printed more than it may; killed: by a signal, or for one of the other limits (see `Ran.why`)."""
+"""exited: by itself, with any exit code; timeout: its wall or CPU time was over; memory, output: it
+used or printed more than the limit; killed: by a signal, or for one of the other limits (see
+`RunResult.why`)."""
 
 _MIB = 1024**2
 
@@ -22,19 +23,20 @@ class Limits:
     wall_s: float = 10.0
     """Seconds from the first instruction to the end of the last process."""
     cpu_s: float = 10.0
-    """User and system time together."""
+    """Seconds of user and system time together."""
     memory_bytes: int = 512 * _MIB
     """Shared pages count once. One process that asks for much more gets a MemoryError."""
     output_bytes: int = 1 * _MIB
-    """Standard output and error together. Of a session: of one cell, where it says nothing else."""
+    """Bytes of standard output and error together; in a session, of one cell, unless the call sets
+    another limit."""
     file_bytes: int = 64 * _MIB
-    """Written to the only folder that can be written, in at most 4096 files."""
+    """Bytes that may be written to the only writable folder, in at most 4096 files."""
     num_processes: int = 16
-    """At once; threads count."""
+    """Largest number of processes at once; threads count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class RunResult:
     """Reports the result of a run, or of a cell of a session."""
 
     stdout: str
@@ -45,9 +47,9 @@ class Ran:
     seconds: float
     """Wall time inside of the sandbox, without its start."""
     is_truncated: bool = False
-    """Output beyond the limit was thrown away."""
+    """True if output beyond the limit was discarded."""
     why: str = ""
-    """Which limit was reached; empty where it exited."""
+    """The limit that was reached; empty if the code exited by itself."""
 
 
 class Session(Protocol):
@@ -60,7 +62,7 @@ class Session(Protocol):
 
     async def execute(
         self, cell: str, *, wall_s: float = 10.0, output_bytes: int | None = None
-    ) -> Ran:
+    ) -> RunResult:
         """Run a cell like a REPL: the value of a last expression is printed if it is not None. A
         cell longer than `wall_s` is interrupted, and the session continues if Python can handle the
         interrupt. Cells of one session run one at a time. Raises MilesError if the session is not
@@ -96,10 +98,10 @@ class Sandbox(Protocol):
         stdin: str = "",
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),  # frozen
-    ) -> Ran:
-        """Run `code` as a Python program in a folder with `files` (name -> content). `Ran` reports
-        whatever the program does; raises MilesError only if the sandbox itself fails. Cancelling
-        the caller ends the run."""
+    ) -> RunResult:
+        """Run `code` as a Python program in a folder with `files` (name -> content). `RunResult`
+        reports whatever the program does; raises MilesError only if the sandbox itself fails.
+        Cancelling the caller ends the run."""
         ...
 
     async def open(

@@ -1,5 +1,5 @@
-"""Chooses the sandbox that works on this machine by trying: bubblewrap, else Landlock, else none,
-with the reason. Called by code that runs a model's code, and by `miles doctor`."""
+"""Chooses the sandbox by testing which one works on this machine: bubblewrap, else Landlock, else
+none, with the reason. Called by code that runs a model's code, and by `miles doctor`."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Choice:
 
 def choose(*, packages: str | None = None) -> Choice:
     """Return the best sandbox that works here, tested once per process. `packages` is as in
-    LocalSandbox; `own` means those of the environment that runs this. Not to be called in an event
-    loop. Raises MachineError if none can contain a model's code."""
+    LocalSandbox; `own` means those of the environment that runs this. Do not call it in an event
+    loop. Raises MachineError if no sandbox can contain a model's code."""
     folder = sysconfig.get_path("purelib") if packages == OWN_PACKAGES else packages
     if folder and not Path(folder).expanduser().is_dir():
         raise MachineError(
@@ -65,12 +65,12 @@ def kinds() -> dict[str, Callable[[str | None], LocalSandbox]]:
 
 
 def fault_of(kind: str, *, packages: str | None = None) -> MilesError | None:
-    """Test a kind, and return why it does not work here."""
-    if fault := _lacks(kind):
+    """Test a kind of sandbox; return the error if it does not work here, else None."""
+    if fault := _missing(kind):
         return fault
     sandbox = kinds()[kind](packages)
     try:
-        return _tried(sandbox)
+        return _trial_error(sandbox)
     finally:
         sandbox.close()
 
@@ -90,9 +90,9 @@ _lock = threading.Lock()
 def _choose(packages: str | None) -> Choice:
     faults = dict[str, MilesError]()
     for kind, make in kinds().items():
-        fault = _lacks(kind)
+        fault = _missing(kind)
         sandbox = None if fault else make(packages)
-        if sandbox is not None and (fault := _tried(sandbox)):
+        if sandbox is not None and (fault := _trial_error(sandbox)):
             sandbox.close()
         if fault is None:
             assert sandbox is not None, kind
@@ -117,7 +117,7 @@ def _sentence(error: MilesError) -> str:
     return f"{error.what} ({error.why})"
 
 
-def _lacks(kind: str) -> MilesError | None:
+def _missing(kind: str) -> MilesError | None:
     """Return what is missing before a trial makes sense; None if nothing is."""
     if not sys.platform.startswith("linux") or not seccomp.supported():
         return MachineError(
@@ -139,7 +139,7 @@ def _lacks(kind: str) -> MilesError | None:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         help_text = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=20.0)
         if "--disable-userns" in help_text.stdout + help_text.stderr:
-            return None if os.geteuid() != 0 or sees_processes() else _blind()
+            return None if os.geteuid() != 0 or sees_processes() else _blind_error()
     return MachineError(
         "bubblewrap is too old",
         why=f"{bwrap} does not support --disable-userns, which bubblewrap 0.8.0 introduced",
@@ -147,7 +147,7 @@ def _lacks(kind: str) -> MilesError | None:
     )
 
 
-def _blind() -> MilesError:
+def _blind_error() -> MilesError:
     return MachineError(
         "root cannot inspect other users' processes",
         why="without CAP_SYS_PTRACE, miles cannot count the files that a run creates in memory",
@@ -155,19 +155,19 @@ def _blind() -> MilesError:
     )
 
 
-def _tried(sandbox: LocalSandbox) -> MilesError | None:
+def _trial_error(sandbox: LocalSandbox) -> MilesError | None:
     try:
         limits = Limits(wall_s=_TRIAL_S, cpu_s=_TRIAL_S)
         result = asyncio.run(sandbox.run(_TRIAL, limits=limits))
     except MilesError as error:
-        return MachineError(error.what, why=error.why, fix=_mends(error))
+        return MachineError(error.what, why=error.why, fix=_fixes_for(error))
     if result.stdout.strip() != "42":
-        return MachineError("its trial failed", why=f"{result}", fix=_mends(None))
+        return MachineError("its trial failed", why=f"{result}", fix=_fixes_for(None))
     return None
 
 
-def _mends(error: MilesError | None) -> list[str]:
-    """Return fixes for a jail that failed: mostly, namespaces are forbidden."""
+def _fixes_for(error: MilesError | None) -> list[str]:
+    """Return fixes for a jail that failed; the usual cause is that namespaces are forbidden."""
     if error is not None and any(fix.startswith("chmod") for fix in error.fixes):
         return [_as_root(fix) for fix in error.fixes]
     return [

@@ -1,11 +1,10 @@
-"""What runs inside of the jail, before and around the code of the model: rlimits, its files, then
-the program, or the cells of a session. No wall against the code: that is outside.
+"""Runs inside of the jail, before and around the model's code: sets rlimits, writes its files, then
+runs the program, or the cells of a session. It does not isolate the code: the jail outside does.
 
-Sent there as compiled code with a job, and executed in a fresh interpreter; imports are few and
-small, as every run pays for them. `JOB` is what `jail.job_of` made; its `control` is a descriptor
-on which one byte is written where it has begun, one is read, and one is written for each cell that
-is done.
-"""
+Sent there as compiled code with a job, and executed in a fresh interpreter; it has few and small
+imports, because every run loads them. `JOB` is what `Jail.job` made; its `control` is a descriptor:
+one byte is written when the job has begun, one is read, and one is written for each cell that is
+done."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import sys
 
 STARTED, GO, DONE, RAISED, TIMED_OUT = b"b", b"g", b"d", b"r", b"t"
 MAX_FILES_OPEN = 128
-_ROOM = 256 * 1024**2
+_HEADROOM_BYTES = 256 * 1024**2
 """Address space beyond the memory limit: for the interpreter and its libraries."""
 _LAST_FRAMES = 8
 _SYNTAX_TREE = 0x400
@@ -49,7 +48,7 @@ def main(job):
 def _bound(limits, max_tasks):
     cpu_s = int(limits["cpu_s"]) + 1
     for kind, most in (
-        (resource.RLIMIT_AS, limits["memory_bytes"] + _ROOM),
+        (resource.RLIMIT_AS, limits["memory_bytes"] + _HEADROOM_BYTES),
         (resource.RLIMIT_DATA, resource.RLIM_INFINITY),  # the supervisor's own
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
         (resource.RLIMIT_NOFILE, MAX_FILES_OPEN),

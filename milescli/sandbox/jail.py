@@ -34,9 +34,9 @@ _SETTINGS = ["/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"]
 NUM_SLOTS = 256
 """Number of concurrent runs and sessions; each has a user of its own."""
 FIRST_UIDS = range(50_000, 65_000, NUM_SLOTS)
-"""First users of what one supervisor after the other has for its runs."""
+"""First user id of each range; every supervisor reserves one range for its runs."""
 _reserved: list[socket.socket] = []
-"""Lock that keeps other supervisors from the users of this process."""
+"""Sockets whose names reserve the user ids of this process."""
 _BOOT = (
     "import marshal,os;c,j=marshal.loads(os.pread({0},os.fstat({0}).st_size,0));os.close({0});"
     "exec(c,{{'__name__':'inside','JOB':j}})"
@@ -45,7 +45,7 @@ _WARD = "import sys;sys.path.insert(0,{!r});from milescli.sandbox.warden import 
 _OPTIONS = ["-I", "-S", "-B", "-X", "utf8"]
 _NEW_NAMESPACE, _BIND, _PRIVATE = 0x20000, 0x1000 | 0x4000, 0x40000 | 0x4000
 _ROOM_FOR_OURS = 64
-"""Processes and threads that we may begin meanwhile, where a run has no user of its own."""
+"""Processes and threads that our own user may start meanwhile, if a run has no user of its own."""
 _LOCK, _DETACH = 0x1000 | 0x20 | 0x1 | 0x2, 2
 """Remount what is bound read-only and without setuid; let go of a mount."""
 _TOOLS = {"PATH": "/usr/bin:/bin"}
@@ -227,7 +227,7 @@ def remove(folder: str) -> None:
 
 def own_mounts() -> bool:
     """Move this process to its own mount namespace, so that only its children see its mounts.
-    Returns False if that is not permitted."""
+    Return False if that is not permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_NAMESPACE) != 0:
         return False

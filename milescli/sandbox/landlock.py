@@ -1,5 +1,5 @@
-"""Landlock: files, TCP, abstract sockets and signals that this process gives up, by system calls.
-Through ctypes, as no kept binding knows its newer versions. Called by the warden."""
+"""Restricts this process by Landlock: files, TCP, abstract sockets and signals. Uses system calls
+through ctypes, because no maintained binding supports the newer versions. Called by the warden."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _ASK_VERSION, _PATH_BENEATH = 1, 1
 _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
 _RIGHTS = (0, 13, 14, 15, 15, 16, 16, 16)
-"""[version] how many rights over files there are."""
+"""[version] number of access rights to files."""
 _READ_FOLDER = (1 << 0) | (1 << 2) | (1 << 3)
 """Execute, read files, list folders."""
 _READ_FILE, _WRITE_FILE = 1 << 2, 1 << 1

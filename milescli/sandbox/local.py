@@ -1,5 +1,5 @@
-"""The local sandboxes, as the driver uses them: one warm supervisor, a worker. It starts with the
-first run, restarts if it died, and ends with this process."""
+"""Runs the local sandboxes for the driver: one warm supervisor, which is a worker. It starts with
+the first run, restarts if it died, and ends with this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from milescli.core.errors import AgentError, MachineError, MilesError, SandboxError
-from milescli.sandbox.base import Limits, Ran
+from milescli.sandbox.base import Limits, RunResult
 from milescli.sandbox.jail import clear, closed_folders
 from milescli.workers.frames import JSON
 from milescli.workers.worker import Worker
@@ -44,8 +44,8 @@ class LocalSandbox:
     """Runs programs isolated by bubblewrap or Landlock; `choose` selects which."""
 
     def __init__(self, kind: str, *, bwrap: str = "", packages: str | None = None) -> None:
-        """`packages`: a folder of modules that the code may import besides the standard library,
-        e.g. the site-packages of an environment that has numpy."""
+        """Set the kind. `packages`: a folder of modules that the code may import besides the
+        standard library, e.g. the site-packages of an environment that has numpy."""
         self.kind, self.bwrap = kind, bwrap
         self._config = {"kind": kind, "bwrap": bwrap, "packages": packages or "", **_interpreter()}
         self._supervisor: _Supervisor | None = None
@@ -59,14 +59,19 @@ class LocalSandbox:
         stdin: str = "",
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
-    ) -> Ran:
-        """Run the code as a Python program; once more, where the sandbox fails."""
-        asked = {"code": code, "stdin": stdin, "files": encoded(files), "limits": asdict(limits)}
-        message, bound_s = {"op": "run", **asked}, limits.wall_s + _SLACK_S
+    ) -> RunResult:
+        """Run the code as a Python program; repeat it once if the sandbox fails."""
+        message = {
+            "code": code,
+            "stdin": stdin,
+            "files": encode_files(files),
+            "limits": asdict(limits),
+        }
+        message, bound_s = {"op": "run", **message}, limits.wall_s + _SLACK_S
         try:
-            return ran(await (await self._warm()).ask(message, bound_s=bound_s))
+            return read_result(await (await self._warm()).request_reply(message, bound_s=bound_s))
         except SandboxError:
-            return ran(await (await self._warm()).ask(message, bound_s=bound_s))
+            return read_result(await (await self._warm()).request_reply(message, bound_s=bound_s))
 
     async def open(
         self,
@@ -76,8 +81,8 @@ class LocalSandbox:
     ) -> LocalSession:
         """Open a session."""
         supervisor = await self._warm()
-        asked = {"op": "open", "files": encoded(files), "limits": asdict(limits)}
-        number, reply = supervisor.request(asked)
+        message = {"op": "open", "files": encode_files(files), "limits": asdict(limits)}
+        number, reply = supervisor.request(message)
         await supervisor.wait(number, reply, bound_s=_SLACK_S)
         return LocalSession(supervisor, number, limits)
 
@@ -102,9 +107,9 @@ class LocalSandbox:
         supervisor = self._supervisor
         if supervisor is not None and supervisor.lives:
             return supervisor
-        return await asyncio.to_thread(self._begun)
+        return await asyncio.to_thread(self._ready_supervisor)
 
-    def _begun(self) -> _Supervisor:
+    def _ready_supervisor(self) -> _Supervisor:
         with self._lock:
             if self._supervisor is None or not self._supervisor.lives:
                 if self._supervisor is not None:
@@ -127,9 +132,9 @@ class LocalSession:
 
     async def execute(
         self, cell: str, *, wall_s: float = 10.0, output_bytes: int | None = None
-    ) -> Ran:
+    ) -> RunResult:
         """Run a cell like a REPL."""
-        asked = {
+        message = {
             "op": "cell",
             "session": self._number,
             "code": cell,
@@ -139,13 +144,13 @@ class LocalSession:
         async with self._lock:
             if self._is_open:
                 try:
-                    reply = await self._supervisor.ask(asked, bound_s=wall_s + _SLACK_S)
+                    reply = await self._supervisor.request_reply(message, bound_s=wall_s + _SLACK_S)
                 except BaseException:
                     self._end()  # what the cell has left behind cannot be told
                     raise
                 if not reply.get("gone"):
                     self._is_open = reply["lives"]
-                    return ran(reply)
+                    return read_result(reply)
                 self._is_open = False
         raise AgentError(
             "the session of the sandbox is closed",
@@ -159,8 +164,8 @@ class LocalSession:
         if self._is_open and self._supervisor.lives:
             self._is_open = False
             with contextlib.suppress(MilesError):
-                asked = {"op": "close", "session": self._number}
-                await self._supervisor.ask(asked, bound_s=_CLOSING_S)
+                message = {"op": "close", "session": self._number}
+                await self._supervisor.request_reply(message, bound_s=_CLOSING_S)
 
     async def __aenter__(self) -> LocalSession:
         return self
@@ -179,10 +184,10 @@ class LocalSession:
 
 
 class _Supervisor(Worker):
-    """The process that starts every run."""
+    """Represents the process that starts every run."""
 
     def __init__(self, config: Mapping[str, str]) -> None:
-        """Raises MachineError where it cannot be had."""
+        """Start the process. Raises MachineError if it cannot be started."""
         place = tempfile.gettempdir()
         if os.geteuid() == 0 and closed_folders(place):
             place = "/tmp"
@@ -199,16 +204,16 @@ class _Supervisor(Worker):
         )
         self._require_ready()
 
-    async def ask(self, message: Reply, *, bound_s: float) -> Reply:
-        """Return the reply. Raises as `wait`."""
+    async def request_reply(self, message: Reply, *, bound_s: float) -> Reply:
+        """Send a message and return the reply. Raises as `wait`."""
         return await self.wait(*self.request(message), bound_s=bound_s)
 
     async def wait(
         self, number: int, reply: concurrent.futures.Future[Reply], *, bound_s: float
     ) -> Reply:
-        """Return the reply to a message that was sent. Raises SandboxError where the supervisor
-        ended or did not reply in time, and where the jail failed; then, and where we are cancelled,
-        what runs there is ended."""
+        """Return the reply to a message that was sent. Raises SandboxError if the supervisor ended
+        or did not reply in time, and if the jail failed. In these cases, and if this wait is
+        cancelled, the run is ended."""
         try:
             async with asyncio.timeout(bound_s):
                 return await asyncio.wrap_future(reply)
@@ -223,24 +228,24 @@ class _Supervisor(Worker):
             raise
 
     def close(self, grace_s: float = _CLOSING_S, *, cause: str = "it was closed") -> None:
-        """End it, and all that runs in it."""
+        """End the supervisor, and all runs in it."""
         super().close(grace_s, cause=cause)
         self._has_ended.wait(_CLOSING_S)
         clear(self.folder)
 
     def _kill(self) -> None:
-        """Kill it alone: the wardens of its runs end those first, then themselves."""
+        """Kill only the supervisor: the wardens of its runs end those first, then themselves."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def _lost(self) -> Exception:
+    def _ended_error(self) -> Exception:
         return SandboxError(
             "the supervisor of the sandbox ended",
             why="nothing asked it to end, and the code in it has ended too",
             fix="miles doctor   # how much memory is free? then start or resume the run",
         )
 
-    def _failed(self, error: Any) -> Exception:
+    def _call_error(self, error: Any) -> Exception:
         return SandboxError("the sandbox could not be created", why=error, fix=_FIX)
 
     def _require_ready(self) -> None:
@@ -262,14 +267,14 @@ class _Supervisor(Worker):
             )
 
 
-def ran(reply: Reply) -> Ran:
+def read_result(reply: Reply) -> RunResult:
     """Return the result that the supervisor's reply describes."""
     fields = ("stdout", "stderr", "exit_code", "ended", "seconds", "is_truncated", "why")
-    return Ran(**{name: reply[name] for name in fields})
+    return RunResult(**{name: reply[name] for name in fields})
 
 
-def encoded(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
-    """As they travel. Raises ValueError where a name leads out of the folder."""
+def encode_files(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
+    """Return the files as they are sent. Raises ValueError if a name leads out of the folder."""
     made = {}
     for name, content in (files or {}).items():
         path = PurePosixPath(name)

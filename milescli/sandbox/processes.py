@@ -1,5 +1,5 @@
-"""Reads a run's processes from /proc: which there are, their memory, their time. Ends nothing;
-called by the supervisor and the warden."""
+"""Reads a run's processes from /proc: their ids, memory and time. Ends nothing; called by the
+supervisor and the warden."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Which system calls code of a model may not make, as a BPF program of the kernel's seccomp. By
-hand, as pyseccomp needs a libseccomp.so that not every machine has. Used by both local kinds.
+"""Builds the seccomp filter that denies system calls to a model's code, as a BPF program of the
+kernel. Written by hand, because pyseccomp needs a libseccomp.so that not every machine has. Used by
+both local kinds.
 
-All that is not named here is allowed: what the kernel's own permissions, bubblewrap or Landlock
-hold is held there. Calls newer than the list answer ENOSYS, as an older kernel would.
-"""
+Calls that are not listed here are allowed; the kernel's own permissions, bubblewrap or Landlock
+restrict them. Calls newer than the list return ENOSYS, as an older kernel would."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable
 
 _NEWEST = 462
-"""The last call that was looked at when this list was made (mseal)."""
+"""Newest system call that was considered for this list (mseal)."""
 _NEITHER = -1
 _ARCH = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """machine -> AUDIT_ARCH, and its column below."""
@@ -188,7 +188,7 @@ def _line(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> byte
 
 
 def _where(test: int, value: int, action: int) -> list[bytes]:
-    """Do `action` where what was loaded passes the test."""
+    """Return instructions that do `action` if the loaded value passes the test."""
     return [_line(test, value, if_false=1), _line(_RETURN, action)]
 
 
@@ -197,8 +197,8 @@ def _unless(place: int, test: int, value: int, action: int) -> list[bytes]:
 
 
 def _of(number: int, rules: Iterable[tuple[int, int, int, bool]]) -> list[bytes]:
-    """Rules (argument, test, value, whether passing it is denied) of one call; leaves the number of
-    the call loaded."""
+    """Return the instructions of one call's rules (argument, test, value, True if passing the test
+    is denied); the number of the call is loaded again at the end."""
     body: list[bytes] = []
     for argument, test, value, is_denied in rules:
         body.append(_line(_LOAD, _FIRST_ARGUMENT + 8 * argument))

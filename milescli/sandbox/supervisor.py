@@ -1,10 +1,9 @@
-"""The warm process that starts every run of a driver: small, with an empty environment, ended with
-its driver. Standard library alone; a local sandbox starts one, and calls it as a worker.
+"""Starts every run of a driver from a warm process: small, with an empty environment, ended with
+its driver. Standard library only; a local sandbox starts one, and calls it as a worker.
 
 Each call has an `op`. `run` (code, stdin, files, limits) -> its result. `open` (files, limits) ->
 {opened}; then `cell` (session, code, wall_s, output_bytes), `close` (session). An error means that
-the jail itself failed.
-"""
+the jail itself failed."""
 
 from __future__ import annotations
 
@@ -20,7 +19,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from milescli.sandbox.contained import Contained, NotStarted, Printed
 from milescli.sandbox.jail import (
     NUM_SLOTS,
     Jail,
@@ -30,6 +28,7 @@ from milescli.sandbox.jail import (
     reachable,
     reserve_users,
 )
+from milescli.sandbox.jailed_run import JailedRun, NotStarted, Output
 from milescli.sandbox.seccomp import program
 from milescli.workers.frames import JSON
 from milescli.workers.guard import adopt_orphans
@@ -45,20 +44,20 @@ _ALONE_S = 1.0
 
 @dataclass(slots=True)
 class _Task:
-    """A run or a session, in a thread of its own."""
+    """Holds a run or a session, which has a thread of its own."""
 
     number: int
-    asked: dict[str, Any]
+    request: dict[str, Any]
     inbox: queue.SimpleQueue[tuple[int, dict[str, Any]]] = field(default_factory=queue.SimpleQueue)
     """Cells and close requests, each with its number."""
-    contained: Contained | None = None
+    jailed_run: JailedRun | None = None
     is_cancelled: bool = False
 
     def cancel(self) -> None:
         """Stop the run, because its caller is gone."""
         self.is_cancelled = True
-        if self.contained is not None:
-            self.contained.stop()
+        if self.jailed_run is not None:
+            self.jailed_run.stop()
 
 
 class Supervisor:
@@ -74,7 +73,8 @@ class Supervisor:
         self._out = os.fdopen(os.dup(1), "wb")
 
     def reply(self, number: int, value: Any, *, kind: str = "value") -> None:
-        """Send a reply to the driver, ignoring errors: without it, our own end is near."""
+        """Send a reply to the driver, ignoring errors: if the driver is gone, this process ends
+        soon."""
         with self._lock, contextlib.suppress(OSError):
             self._out.write(JSON.pack((number, kind, value)))
             self._out.flush()
@@ -98,8 +98,8 @@ class Supervisor:
             self.reply(number, {"gone": True})
         else:
             task.inbox.put((number, message))
-            if task.contained is not None:
-                task.contained.wake()
+            if task.jailed_run is not None:
+                task.jailed_run.wake()
 
     def end(self) -> None:
         """Cancel everything that runs, and wait for its threads."""
@@ -134,27 +134,27 @@ class Supervisor:
             self.reply(task.inbox.get()[0], {"gone": True})
 
     def _run(self, task: _Task, slot: int) -> dict[str, Any]:
-        asked = task.asked
-        asked["files"] = {name: base64.b64decode(text) for name, text in asked["files"].items()}
-        asked["filter"] = self._filter
-        is_session = asked["op"] == "open"
-        asked |= {"code": None, "stdin": ""} if is_session else {}
-        task.contained = contained = Contained(self._jail, asked, slot=slot)
+        request = task.request
+        request["files"] = {name: base64.b64decode(text) for name, text in request["files"].items()}
+        request["filter"] = self._filter
+        is_session = request["op"] == "open"
+        request |= {"code": None, "stdin": ""} if is_session else {}
+        task.jailed_run = contained = JailedRun(self._jail, request, slot=slot)
         try:
             if task.is_cancelled:
                 contained.stop()
-            deadline = time.monotonic() + asked["limits"]["wall_s"]
+            deadline = time.monotonic() + request["limits"]["wall_s"]
             if is_session:
                 return self._cells(task, contained, deadline=deadline)
             return contained.follow(deadline=deadline)
         finally:
             contained.end()
 
-    def _cells(self, task: _Task, contained: Contained, *, deadline: float) -> dict[str, Any]:
+    def _cells(self, task: _Task, jailed_run: JailedRun, *, deadline: float) -> dict[str, Any]:
         """Reply `opened`, then run cells until the session is closed or its time is up."""
         self.reply(task.number, {"opened": True})
         while True:
-            why = contained.idle(deadline=deadline) if task.inbox.empty() else ""
+            why = jailed_run.idle(deadline=deadline) if task.inbox.empty() else ""
             if why or task.is_cancelled:
                 return {"closed": why or "it was closed"}
             if task.inbox.empty():
@@ -163,12 +163,12 @@ class Supervisor:
             if message["op"] == "close":
                 task.inbox.put((number, message))  # answered when all has ended
                 return {"closed": "it was closed"}
-            contained.send(message["code"], wall_s=message["wall_s"])
+            jailed_run.send(message["code"], wall_s=message["wall_s"])
             until = min(deadline, time.monotonic() + message["wall_s"] + _CELL_GRACE_S)
-            contained.printed = Printed(message["output_bytes"])
-            result = contained.follow(deadline=until, is_cell=True)
+            jailed_run.printed = Output(message["output_bytes"])
+            result = jailed_run.follow(deadline=until, is_cell=True)
             lives = result["why"] == "wall time of a cell" or (
-                result["ended"] == "exited" and contained.process.poll() is None
+                result["ended"] == "exited" and jailed_run.process.poll() is None
             )
             self.reply(number, {**result, "lives": lives})
             if not lives:

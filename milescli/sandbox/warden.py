@@ -1,9 +1,8 @@
-"""The process around one run under Landlock: it confines a child, takes in every process of the run
-that is orphaned, and ends all of them. Not confined itself; called by the jail.
+"""Supervises one run under Landlock: confines a child, becomes the parent of every orphaned process
+of the run, and ends all of them. Not confined itself; called by the jail.
 
-`python -I -S -c "... main()" JOB LEASH`: descriptors of the job, and of a pipe that closes where
-the run shall end.
-"""
+`python -I -S -c "... main()" JOB LEASH`: descriptors of the job, and of a pipe that closes when the
+run must end."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from milescli.sandbox.processes import children_of, descendants_of
 _SUBREAPER, _PDEATHSIG = 36, 1
 _ENDING_S = 5.0
 SIGNAL_BASE = 128
-"""Exit codes beyond it stand for a signal, as shells and bubblewrap have it."""
+"""Exit codes above it mean a signal, as in shells and bubblewrap."""
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from milescli.simulate.engine import Engine, EngineSpeed, Fleet, Group, Request
 from milescli.simulate.lengths import Lengths
 
 MAX_RETRIES = 3
-"""Retries of a group that became too old, as in `rollout.collect.done_first`."""
+"""Retries of a group that became too old, as in `rollout.collect.completion_order`."""
 WARM_SHARE = 1 / 3
 """Share of the steps at the beginning that no figure counts: the queues fill."""
 

@@ -1,2 +1,2 @@
-"""Hyper-parameter search over a recipe: trials are ordinary runs, which a searcher proposes and a
+"""Searches hyper-parameters of a recipe: trials are ordinary runs, which a searcher proposes and a
 scheduler judges by their held-out accuracy."""

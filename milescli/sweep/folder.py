@@ -1,5 +1,5 @@
-"""The folder of a sweep: what it was asked, and a ledger of its trials, from which a sweep that was
-killed goes on. The trials are runs beside it. Knows nothing of a searcher or a process.
+"""Reads and writes the folder of a sweep: its settings, and a ledger of its trials, from which a
+killed sweep continues. The trials are runs beside it. Knows no searcher and no process.
 
     runs/NAME/  sweep.yaml  base/RECIPE.yaml  place.json  trials.jsonl  logs/
                 winner.yaml  report.md
@@ -58,14 +58,14 @@ ENDED = (TrialState.DONE, TrialState.STOPPED_EARLY, TrialState.FAILED, TrialStat
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One trial, as far as the ledger and its run know."""
+    """Describes one trial, as the ledger and its run record it."""
 
     number: int
     """Number, from 1."""
     settings: Mapping[str, str]
     """Searched key -> value, as `--set` takes it."""
     run_name: str
-    """With pbt, that of the fork with which it continues."""
+    """Name of its run; with pbt, that of the fork with which it continues."""
     state: TrialState = TrialState.WAITING
     error: Mapping[str, Any] = field(default_factory=dict)
     """what, why and fix of one that failed or was refused; see `MilesError.as_dict`."""
@@ -75,7 +75,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepDir:
-    """Gives the paths and the ledger of one sweep."""
+    """Provides the paths and the ledger of one sweep."""
 
     path: Path
     sweep: Sweep
@@ -105,14 +105,14 @@ class SweepDir:
         return self.path / "report.md"
 
     def log_file(self, trial: Trial) -> Path:
-        """Return the file of what a trial's process says on stderr, JSON lines."""
+        """Return the file of what a trial's process writes to stderr, JSON lines."""
         return self.path / "logs" / f"{trial.run_name}.log"
 
     def run_of(self, trial: Trial) -> RunDir:
         """Return the run of a trial; it need not exist yet."""
         return RunDir(self.path.parent / trial.run_name)
 
-    def note(self, trial: Trial) -> None:
+    def record(self, trial: Trial) -> None:
         """Write a trial to the ledger, before anything depends on it."""
         # a line that was torn by the death of whoever wrote it spoils none after it
         line = "\n" + json.dumps(asdict(trial), ensure_ascii=False)
@@ -122,8 +122,8 @@ class SweepDir:
             os.fsync(file.fileno())
 
     def trials(self) -> list[Trial]:
-        """Return all trials that were begun, by number. Of one that the ledger does not say ended,
-        the run knows the state."""
+        """Return all trials that were started, by number. If the ledger does not say that one has
+        ended, its state is read from its run."""
         latest = dict[int, Trial]()
         for line in read_jsonl(self.path / LEDGER):
             try:
@@ -156,8 +156,8 @@ def is_sweep(folder: Path) -> bool:
 
 
 def create_sweep(sweep: Sweep, *, environ: Mapping[str, str], cwd: Path, home: Path) -> SweepDir:
-    """Create the folder of a sweep. Raises RecipeError if it, or a run with the name of a trial, is
-    there already; MachineError if it cannot be created."""
+    """Create the folder of a sweep. Raises RecipeError if it, or a run with the name of a trial,
+    already exists; MachineError if it cannot be created."""
     base = runs_dir(environ=environ, cwd=cwd, home=home)
     folder = base / sweep.name
     if is_sweep(folder):

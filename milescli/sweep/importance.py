@@ -1,5 +1,5 @@
-"""How much each searched setting matters for the accuracy. Estimates from few trials: they rank
-settings, and prove nothing."""
+"""Estimates how much each searched setting matters for the accuracy. With few trials this ranks
+settings, and proves nothing."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 
 from milescli.recipe.sweep import Dimension
 
-FEWEST_TRIALS = 4
-"""Least number of trials with an accuracy; fewer rank nothing."""
+MIN_TRIALS = 4
+"""Smallest number of trials with an accuracy; with fewer, nothing is ranked."""
 RELIABLE_TRIALS = 30
 """PED-ANOVA ranked 25 of 25 simulated sweeps correctly with 30 trials, and 16 to 25 with 12; in
 each, one setting mattered and one did not."""
 BETTER_HALF = 0.5
 """PED-ANOVA compares this share of the trials, the best, with all. With optuna's default of a tenth
-it ranked 15 of 25 correctly with 30 trials where a choice of names mattered."""
+it ranked 15 of 25 correctly with 30 trials, if a choice of names mattered."""
 PED_ANOVA, RANKS = "PED-ANOVA (optuna)", "rank correlation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importance:
-    """Importance of each setting."""
+    """Holds the importance of each setting."""
 
     method: str
     by_key: Mapping[str, float]
@@ -40,9 +40,9 @@ def importance_of(
     accuracies: Sequence[float],
 ) -> Importance | None:
     """Return the importance by PED-ANOVA (Watanabe et al. 2023, arXiv 2304.10255) if optuna is
-    installed, else by rank correlation; None where there are too few trials, or all are equally
-    good. `settings`: of each trial with an accuracy."""
-    if len(accuracies) < FEWEST_TRIALS or len(set(accuracies)) < 2:
+    installed, else by rank correlation; None if there are too few trials, or all accuracies are
+    equal. `settings`: of each trial with an accuracy."""
+    if len(accuracies) < MIN_TRIALS or len(set(accuracies)) < 2:
         return None
     found, method = None, PED_ANOVA
     if find_spec("optuna") is not None:
@@ -104,9 +104,9 @@ def rank_correlations(
     settings: Sequence[Mapping[str, str]],
     accuracies: Sequence[float],
 ) -> dict[str, float]:
-    """Return, by key, the size of Spearman's correlation of a number with the accuracy; of a
-    choice of names the correlation ratio of the accuracies' ranks, the root of the share of their
-    variance between the names."""
+    """Return, by key, the absolute value of Spearman's correlation of a number with the accuracy.
+    For a choice of names: the correlation ratio of the accuracies' ranks, the root of the share of
+    their variance between the names."""
     ranks = _ranks(accuracies)
     found = dict[str, float]()
     for one in dimensions:

@@ -1,5 +1,5 @@
-"""Plans what each trial of a sweep would run, or why it cannot: its recipe and its plan. Starts
-nothing, and imports no torch, so that the process that drives a sweep stays small."""
+"""Plans what each trial of a sweep would run, or says why it cannot run: its recipe and its plan.
+Starts nothing, and imports no torch, so that the process that drives a sweep stays small."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Settings = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTrial:
-    """One trial before it starts."""
+    """Describes one trial before it starts."""
 
     number: int
     settings: Settings
@@ -68,7 +68,7 @@ class TrialPlanner:
     """Machine to plan for; None: this computer, or the recipe's cluster."""
 
     def words(self, settings: Settings) -> list[str]:
-        """Return everything that a trial changes in the recipe: KEY=VALUE."""
+        """Return all changes of a trial to the recipe, each as KEY=VALUE."""
         return [*self.sweep.fixed, *(f"{key}={value}" for key, value in settings.items())]
 
     def load(self, settings: Settings, *, name: str | None) -> LoadedRecipe:
@@ -93,9 +93,10 @@ class TrialPlanner:
         return PlannedTrial(number=number, settings=settings, loaded=loaded, plan=plan)
 
     @contextmanager
-    def shared(self, settings: Settings) -> Iterator[Mapping[str, str]]:
-        """Start what trials with these settings share, on a CPU a process from which their engines
-        are forked, and end it afterwards. Yields the environment variables that name it."""
+    def shared_processes(self, settings: Settings) -> Iterator[Mapping[str, str]]:
+        """Start the processes that trials with these settings share (on a CPU, one from which their
+        engines are forked), and end them afterwards. Yields the environment variables that name
+        them."""
         from milescli.runtime.prestart import lend_engines
 
         loaded = self.load(settings, name=None)
@@ -111,7 +112,8 @@ def _plan(loaded: LoadedRecipe, machine: Machine | None) -> Plan:
 
 
 def require_objective(loaded: LoadedRecipe, sweep: Sweep) -> None:
-    """Raise RecipeError if trials have no held-out accuracy, or not when the scheduler needs it."""
+    """Raise RecipeError if trials have no held-out accuracy, or have none at the steps at which the
+    scheduler needs it."""
     recipe, scheduler, name = loaded.recipe, sweep.settings.scheduler, sweep.settings.recipe
     schedules, rung = scheduler != "none", rung_steps(loaded, sweep)
     fixed = next((one.key for one in sweep.dimensions if not _may_fork(one.key)), "")
@@ -174,7 +176,7 @@ def make_scheduler(loaded: LoadedRecipe, sweep: Sweep) -> Scheduler:
 
 
 FIRST_DRAWS = 10
-"""Draws of optuna that do not depend on results."""
+"""Number of draws of optuna that do not depend on results."""
 
 
 def planned_trials(
@@ -211,7 +213,8 @@ def planned_trials(
 
 
 def _refuse_shared_devices(sweep: Sweep, planned: list[PlannedTrial]) -> None:
-    """Runs on one machine take the same devices, unless Ray assigns them."""
+    """Raise MachineError if several trials would run at once on the same devices: only Ray gives
+    each its own."""
     for one in planned:
         if one.plan is None or one.loaded is None or sweep.settings.at_once == 1:
             continue

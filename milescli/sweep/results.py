@@ -1,5 +1,5 @@
-"""What a sweep has found: the accuracy of each trial with its interval, which settings matter, the
-winner. Reads the ledger and the runs; writes the report and the winner's recipe."""
+"""Reads what a sweep has found: the accuracy of each trial with its interval, the importance of
+settings, the winner. Reads the ledger and the runs; writes the report and the winner's recipe."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from milescli.insight.reader import read_history
 from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.sweep import Dimension
 from milescli.report.evaluations import evaluations_of
-from milescli.report.formats import INTERVAL, accuracy, interval, made_by
+from milescli.report.formats import INTERVAL, accuracy, interval, signature
 from milescli.report.markdown import MARK, code, table, text
 from milescli.rollout.evaluation.statistics import Estimate
 from milescli.sweep.folder import SweepDir, Trial, TrialState
-from milescli.sweep.importance import FEWEST_TRIALS, RELIABLE_TRIALS, Importance, importance_of
+from milescli.sweep.importance import MIN_TRIALS, RELIABLE_TRIALS, Importance, importance_of
 from milescli.sweep.planning import TrialPlanner
 
 MAX_POINTS = 200
@@ -29,7 +29,7 @@ MAX_POINTS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """One trial, and the last evaluation of its run."""
+    """Holds one trial, and the last evaluation of its run."""
 
     number: int
     run: str
@@ -54,7 +54,7 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """Everything that a sweep has found so far."""
+    """Holds everything that a sweep has found so far."""
 
     name: str
     num_trials: int
@@ -70,12 +70,12 @@ class SweepResult:
     """The searched settings."""
 
     def figures(self) -> dict[str, Any]:
-        """Return everything for programs."""
+        """Return all fields as JSON values."""
         return asdict(self)
 
 
 def read_results(folder: SweepDir) -> SweepResult:
-    """Read what a sweep, which may still run, has found."""
+    """Read the results of a sweep, which may still be running."""
     found = [_result(folder, trial) for trial in folder.trials()]
     found.sort(key=lambda one: (not one.is_comparable, -(one.accuracy or 0.0), one.number))
     compared = [one for one in found if one.is_comparable]
@@ -120,7 +120,7 @@ def _result(folder: SweepDir, trial: Trial) -> TrialResult:
 def _notes(
     folder: SweepDir, compared: Sequence[TrialResult], winner: TrialResult | None
 ) -> Iterator[str]:
-    """Yield what weakens the comparison."""
+    """Yield the reasons that weaken the comparison."""
     if len(compared) > 1 and len({one.accuracy for one in compared}) == 1:
         yield "all trials are equally accurate: the winner is the first, and may be any"
     if winner is not None and winner.interval is not None:
@@ -143,7 +143,7 @@ def _notes(
             "the best of several trials is partly luck: evaluate the winner on prompts that the "
             "sweep did not use, or train it with other seeds"
         )
-    if FEWEST_TRIALS <= len(compared) < RELIABLE_TRIALS:
+    if MIN_TRIALS <= len(compared) < RELIABLE_TRIALS:
         yield f"with less than {RELIABLE_TRIALS} trials the order of importances is uncertain"
     if any(one.state is TrialState.STOPPED_EARLY for one in compared):
         yield "trials that stopped early count with the accuracy of an earlier step"
@@ -158,13 +158,15 @@ def write_results(folder: SweepDir, result: SweepResult) -> None:
         return
     planner = TrialPlanner(sweep=folder.sweep, recipe=folder.recipe, cwd=folder.cwd)
     loaded = planner.load(result.winner.settings, name=None)
-    head = f"# Trial {result.winner.run} of the sweep {folder.name}: {_shown(result.winner)}\n"
+    head = (
+        f"# Trial {result.winner.run} of the sweep {folder.name}: {_result_text(result.winner)}\n"
+    )
     write_atomically(folder.winner_file, head + resolved_yaml(loaded))
 
 
-def _shown(one: TrialResult) -> str:
-    said = f"accuracy {accuracy(one.accuracy)}"
-    return f"{said} ({interval(one.interval)})" if one.interval is not None else said
+def _result_text(one: TrialResult) -> str:
+    text = f"accuracy {accuracy(one.accuracy)}"
+    return f"{text} ({interval(one.interval)})" if one.interval is not None else text
 
 
 def rows_of(result: SweepResult) -> tuple[list[str], list[list[object]]]:
@@ -192,11 +194,12 @@ def headline(result: SweepResult) -> str:
             f"{ended} of {result.num_trials} trials have an accuracy; none has done all its steps"
         )
     settings = ", ".join(f"{key} {value}" for key, value in result.winner.settings.items())
-    return f"best of {ended} trials: {result.winner.run} with {settings}, {_shown(result.winner)}"
+    winner = result.winner
+    return f"best of {ended} trials: {winner.run} with {settings}, {_result_text(winner)}"
 
 
-def shown_on_page(result: SweepResult, folder: SweepDir) -> dict[str, Any]:
-    """Return what the HTML page of a sweep shows beside the runs of its trials."""
+def page_fields(result: SweepResult, folder: SweepDir) -> dict[str, Any]:
+    """Return the fields of the sweep's HTML page besides the runs of its trials."""
     trials = [
         {**asdict(one), "state": str(one.state), "is_comparable": one.is_comparable}
         for one in result.trials
@@ -226,8 +229,8 @@ def markdown(result: SweepResult, folder: SweepDir) -> str:
         parts.append(table(["importance", method], found))
     for one in result.trials:
         if one.error:
-            said = without_paths(f"{one.error.get('error')}; {one.error.get('why')}")
-            parts.append(f"{text(one.run)} {one.state}: {text(said)}")
+            error_text = without_paths(f"{one.error.get('error')}; {one.error.get('why')}")
+            parts.append(f"{text(one.run)} {one.state}: {text(error_text)}")
     if result.winner is not None:
         parts.append(f"Train the winner again: `miles launch {folder.shown}/winner.yaml`")
-    return "\n\n".join(part for part in [*parts, made_by(time.time())] if part) + "\n"
+    return "\n\n".join(part for part in [*parts, signature(time.time())] if part) + "\n"

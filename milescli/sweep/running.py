@@ -1,7 +1,7 @@
-"""`miles sweep`: asks the searcher for settings, runs trials, tells the scheduler their
-evaluations, and does what it decides. Decisions are in the ledger first, so that a sweep that was
-killed goes on: it tells both again what the runs have recorded, and continues what had not ended.
-"""
+"""Implements `miles sweep`: gets settings from the searcher, runs trials, passes their evaluations
+to the scheduler, and carries out its decisions. Decisions are written to the ledger first, so that
+a killed sweep can continue: it replays the recorded results to both, and continues unfinished
+trials."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from milescli.report.formats import interval
 from milescli.runtime.fork import fork
 from milescli.sweep.folder import ENDED, SweepDir, Trial, TrialState
 from milescli.sweep.planning import TrialPlanner, make_scheduler
-from milescli.sweep.trial_process import STOP_TIMEOUT_S, TrialProcess, discard_unborn
+from milescli.sweep.trial_process import STOP_TIMEOUT_S, TrialProcess, remove_unstarted
 
-LOOK_S = 0.5
-"""Seconds between two looks at the trials."""
+CHECK_EVERY_S = 0.5
+"""Seconds between two checks of the trials."""
 
 
 def run_sweep(folder: SweepDir, *, output: Output) -> list[Trial]:
@@ -38,7 +38,7 @@ def run_sweep(folder: SweepDir, *, output: Output) -> list[Trial]:
             fix=[f"miles report {folder.shown}", f"miles stop {folder.shown}"],
         )
     with lock(RunDir(folder.path)):
-        sweeping = _Sweeping(folder, output=output)
+        sweeping = _SweepRunner(folder, output=output)
         try:
             sweeping.run()
         except (KeyboardInterrupt, SystemExit) as raised:
@@ -64,8 +64,8 @@ def run_sweep(folder: SweepDir, *, output: Output) -> list[Trial]:
     return trials
 
 
-class _Sweeping:
-    """The state of a sweep that runs."""
+class _SweepRunner:
+    """Runs the trials of a sweep."""
 
     def __init__(self, folder: SweepDir, *, output: Output) -> None:
         self.folder, self.output, self.sweep = folder, output, folder.sweep
@@ -93,40 +93,42 @@ class _Sweeping:
 
     def run(self) -> None:
         """Run until nothing is left to do."""
-        self._tell_again()
-        with ExitStack() as held:
+        self._replay_results()
+        with ExitStack() as stack:
             while True:
                 while len(self.active) < self.sweep.settings.at_once and (trial := self._next()):
                     if self._shared is None:
-                        self._shared = held.enter_context(self.planner.shared(trial.settings))
+                        self._shared = stack.enter_context(
+                            self.planner.shared_processes(trial.settings)
+                        )
                     self._start(trial)
                 if not self.active:
                     return
                 for one in list(self.active):
-                    self._look_at(one)
-                time.sleep(LOOK_S)
+                    self._check_trial(one)
+                time.sleep(CHECK_EVERY_S)
 
     def stop_all(self) -> None:
-        """Have all trials saved and stopped; interrupted again, stopped at once."""
+        """Save and stop all trials; if interrupted again, stop them at once."""
         self.output.note(f"saving and stopping {len(self.active)} running trials")
-        asked = [one for one in self.active if one.wanted is None]
+        stopping = [one for one in self.active if one.wanted is None]
         while self.active:
             try:
-                for one in asked:
+                for one in stopping:
                     one.stop(TrialState.STOPPED)
                 while self.active:
                     for one in list(self.active):
-                        self._look_at(one)
-                    time.sleep(LOOK_S)
+                        self._check_trial(one)
+                    time.sleep(CHECK_EVERY_S)
             except (KeyboardInterrupt, SystemExit):
                 self.output.note("stopping at once, without saving")
-                asked = self.active
+                stopping = self.active
 
     # --- which trial is next
 
-    def _tell_again(self) -> None:
-        """Tell searcher and scheduler what the ledger and the runs have recorded."""
-        told = list[tuple[Evaluation, Trial]]()
+    def _replay_results(self) -> None:
+        """Pass the results in the ledger and the runs to searcher and scheduler."""
+        results = list[tuple[Evaluation, Trial]]()
         for trial in self.trials:
             self.searcher.ask(trial.number)
             if trial.state is TrialState.REFUSED:  # the machine may be another
@@ -135,12 +137,12 @@ class _Sweeping:
                 continue
             self._add(trial)
             evaluations = read_history(self.folder.run_of(trial)).evaluations
-            told += [(one, trial) for one in evaluations]
+            results += [(one, trial) for one in evaluations]
             if trial.state in ENDED:
-                self._tell_end(trial, evaluations)
+                self._report_end(trial, evaluations)
         if isinstance(self.scheduler, Population):
             return  # its exchanges are done, and are not decided again
-        for one, trial in sorted(told, key=lambda pair: pair[0].time_s):
+        for one, trial in sorted(results, key=lambda pair: pair[0].time_s):
             if self.scheduler is not None:
                 self.scheduler.judge(trial.number, step=one.step, accuracy=one.accuracy)
 
@@ -148,8 +150,8 @@ class _Sweeping:
         """Return the next trial to start or continue, if any."""
         is_population = self.sweep.settings.scheduler == "pbt"
         while is_population and len(self.trials) < self.sweep.num_trials:
-            self._asked()  # they wait for each other, so all are known first
-        if isinstance(self.scheduler, Population) and not self._exchanged():
+            self._new_trial()  # they wait for each other, so all are known first
+        if isinstance(self.scheduler, Population) and not self._exchange():
             return None
         for trial in self.trials:
             if trial.state not in ENDED and trial.number not in self._begun:
@@ -158,7 +160,7 @@ class _Sweeping:
         if isinstance(self.scheduler, Population):
             return self._next_paused(self.scheduler)
         while len(self.trials) < self.sweep.num_trials:
-            if (trial := self._asked()) is not None:
+            if (trial := self._new_trial()) is not None:
                 self._begun.add(trial.number)
                 return trial
         return None
@@ -167,13 +169,13 @@ class _Sweeping:
         if self.active:
             return None  # else a trial could go on that another one copies
         number = population.next()
-        if not self._exchanged() or number is None:
+        if not self._exchange() or number is None:
             return None
         population.run(number)
         return self.trials[number - 1]
 
-    def _asked(self) -> Trial | None:
-        """Ask for one more trial, and note it; None where it cannot run."""
+    def _new_trial(self) -> Trial | None:
+        """Get settings for one more trial, and record it; None if it cannot run."""
         number = len(self.trials) + 1
         trial = Trial(
             number=number,
@@ -183,7 +185,7 @@ class _Sweeping:
         self.trials.append(trial)
         if not self._fits(trial):
             return None
-        self.folder.note(trial)
+        self.folder.record(trial)
         return trial
 
     def _fits(self, trial: Trial) -> bool:
@@ -192,11 +194,11 @@ class _Sweeping:
             self._add(trial)
             return True
         trial.state, trial.error = TrialState.REFUSED, planned.refusal.as_dict()
-        self._end(trial, [])
+        self._finish_trial(trial, [])
         return False
 
     def _add(self, trial: Trial) -> None:
-        """Add a trial to the scheduler, which the first one makes."""
+        """Add a trial to the scheduler, which is created with the first one."""
         if self.scheduler is None:
             loaded = self.planner.load(trial.settings, name=None)
             self.scheduler = make_scheduler(loaded, self.sweep)
@@ -207,11 +209,11 @@ class _Sweeping:
     def _start(self, trial: Trial) -> None:
         run = self.folder.run_of(trial)
         self._wait_for(run)
-        discard_unborn(run)
+        remove_unstarted(run)
         if run.is_run:
             if _is_complete(run):
                 trial.state = TrialState.DONE  # it was stopped after its last step
-                self._end(trial, read_history(run).evaluations)
+                self._finish_trial(trial, read_history(run).evaluations)
                 return
             words = ["resume", str(run.path)]
         else:
@@ -241,28 +243,28 @@ class _Sweeping:
                     "on it",
                     fix=f"miles stop {run.shown} --now",
                 )
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_EVERY_S)
 
-    def _look_at(self, one: TrialProcess) -> None:
-        for text in one.doubts():
+    def _check_trial(self, one: TrialProcess) -> None:
+        for text in one.new_warnings():
             self.output.warn(text)
         state = one.ended()  # before the last look, so that no evaluation is missed
         for evaluation in one.new_evaluations():
-            self._judge(one, evaluation)
+            self._apply_decision(one, evaluation)
         if state is not None:
             self.active.remove(one)
             was_stopped = state is one.wanted and _is_complete(one.run)
             one.trial.state = TrialState.DONE if was_stopped else state
-            self._end(one.trial, one.reader.history.evaluations)
+            self._finish_trial(one.trial, one.reader.history.evaluations)
 
-    def _judge(self, one: TrialProcess, evaluation: Evaluation) -> None:
+    def _apply_decision(self, one: TrialProcess, evaluation: Evaluation) -> None:
         trial = one.trial
         shown = evaluations_of(one.run, one.reader.history)
         found = next((each.interval for each in shown if each.step == evaluation.step), None)
-        said = f" ({interval(found)})" if found is not None else ""
+        interval_text = f" ({interval(found)})" if found is not None else ""
         self.output.note(
             f"{trial.run_name} step {evaluation.step}: accuracy "
-            f"{shown_accuracy(evaluation.accuracy)}{said}"
+            f"{shown_accuracy(evaluation.accuracy)}{interval_text}"
         )
         self.output.json(
             "evaluation",
@@ -282,28 +284,28 @@ class _Sweeping:
         if verdict is not Verdict.GO_ON:
             is_pause = verdict is Verdict.PAUSE
             trial.state = TrialState.PAUSED if is_pause else TrialState.STOPPED_EARLY
-            self.folder.note(trial)
+            self.folder.record(trial)
             one.stop(trial.state)
 
-    def _end(self, trial: Trial, evaluations: list[Evaluation]) -> None:
-        """Note how a trial ended, or that it pauses."""
-        self.folder.note(trial)
+    def _finish_trial(self, trial: Trial, evaluations: list[Evaluation]) -> None:
+        """Record how a trial ended, or that it pauses."""
+        self.folder.record(trial)
         if trial.error:
             run = self.folder.run_of(trial)
             more = f"fix: miles why {run.shown}" if run.is_run else f"why: {trial.error.get('why')}"
-            said = trial.error.get("error")
-            self.output.warn(f"{trial.run_name} {trial.state}: {said}\n  {more}")
+            error = trial.error.get("error")
+            self.output.warn(f"{trial.run_name} {trial.state}: {error}\n  {more}")
         else:
             self.output.note(f"{trial.run_name} is {trial.state}")
         self.output.json(
             "trial", {"trial": trial.number, "run": trial.run_name, "state": str(trial.state)}
         )
         if trial.state in ENDED:
-            self._tell_end(trial, evaluations)
+            self._report_end(trial, evaluations)
         elif trial.state is TrialState.STOPPED and self.scheduler is not None:
             self.scheduler.end(trial.number)
 
-    def _tell_end(self, trial: Trial, evaluations: list[Evaluation]) -> None:
+    def _report_end(self, trial: Trial, evaluations: list[Evaluation]) -> None:
         has_result = trial.state in (TrialState.DONE, TrialState.STOPPED_EARLY) and evaluations
         self.searcher.tell(trial.number, evaluations[-1].accuracy if has_result else None)
         if self.scheduler is not None and trial.state is not TrialState.REFUSED:
@@ -311,9 +313,9 @@ class _Sweeping:
 
     # --- populations
 
-    def _exchanged(self) -> bool:
-        """Do the exchanges that were decided, once every trial is saved; False while some are
-        not."""
+    def _exchange(self) -> bool:
+        """Carry out the exchanges that were decided, once every trial is saved; return False if
+        some are not."""
         assert isinstance(self.scheduler, Population)
         if any(one.wanted is TrialState.PAUSED for one in self.active):
             return False
@@ -335,7 +337,7 @@ class _Sweeping:
                 continue
             trial.earlier_runs.append(trial.run_name)
             trial.run_name, trial.settings = made.run.name, dict(exchange.settings)
-            self.folder.note(trial)
+            self.folder.record(trial)
             settings = ", ".join(f"{key} {value}" for key, value in exchange.settings.items())
             self.output.note(
                 f"trial {trial.number} goes on as {made.run.name}, from {donor.run_name} at step "

@@ -1,6 +1,6 @@
-"""`python -m milescli.sweep.trial_main PID WORDS`: `miles WORDS`, whose run is saved and stopped
-when process PID, the sweep, ends. A program of its own, because a process that has threads may not
-run Python between fork and exec."""
+"""Runs `miles WORDS` by `python -m milescli.sweep.trial_main PID WORDS`; its run is saved and
+stopped when process PID, the sweep, ends. A program of its own, because a process that has threads
+may not run Python between fork and exec."""
 
 import runpy
 import signal

@@ -1,5 +1,5 @@
-"""One trial while it runs: the `miles launch` or `miles resume` that trains it, in a process of its
-own, and what its run has written so far. Ends with the sweep: the run is saved then."""
+"""Runs one trial: the `miles launch` or `miles resume` that trains it, in a process of its own, and
+reads what its run writes. If the sweep ends, the run is saved and stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from milescli.insight.reader import RunReader
 from milescli.sweep.folder import SweepDir, Trial, TrialState
 
 STOP_TIMEOUT_S, NOW_TIMEOUT_S = 600.0, 60.0
-"""Bounds on the end of a trial that was asked to save and stop, or to stop at once."""
+"""Time limits for a trial that should save and stop, or stop at once."""
 MAIN = "milescli.sweep.trial_main"
 SILENT_S = 900.0
 """Seconds without an event after which a trial's process is checked."""
@@ -32,12 +32,13 @@ _STOPPED = (ExitCode.RESUMABLE, ExitCode.INTERRUPTED, ExitCode.TERMINATED, -sign
 
 
 class TrialProcess:
-    """Starts when it is made."""
+    """Runs a trial's process, which starts at once."""
 
     def __init__(
         self, folder: SweepDir, trial: Trial, words: Sequence[str], variables: Mapping[str, str]
     ) -> None:
-        """`words`: what follows `miles`; `variables`: what it has beyond this environment."""
+        """Start the process. `words`: the arguments of `miles`; `variables`: environment variables
+        in addition to ours."""
         self.trial, self.run = trial, folder.run_of(trial)
         self.reader = RunReader(self.run)
         self.reader.update()
@@ -46,7 +47,7 @@ class TrialProcess:
         self.wanted: TrialState | None = None
         """State of the trial after it was asked to stop."""
         self._stop_by, self._signals = math.inf, [signal.SIGTERM, signal.SIGINT, signal.SIGKILL]
-        self._told, self._began_s = set[str](), time.time()
+        self._warned, self._began_s = set[str](), time.time()
         self.log = folder.log_file(trial)
         with open(self.log, "ab") as log:
             self._said_before = log.tell()
@@ -69,8 +70,8 @@ class TrialProcess:
                 yield one
 
     def stop(self, wanted: TrialState) -> None:
-        """Ask it to save and stop, as `miles stop` does; asked again, to stop at once, without
-        saving. Returns at once."""
+        """Ask the process to save and stop, as `miles stop` does; if called again, to stop at once,
+        without saving. Does not wait."""
         self.wanted = self.wanted or wanted
         number = self._signals.pop(0) if len(self._signals) > 1 else self._signals[0]
         timeout_s = STOP_TIMEOUT_S if number == signal.SIGTERM else NOW_TIMEOUT_S
@@ -80,8 +81,8 @@ class TrialProcess:
             self._process.send_signal(signal.SIGCONT)  # a suspended one hears nothing else
 
     def ended(self) -> TrialState | None:
-        """Return the state of a trial that has ended, with its error; None while it runs. One that
-        was asked to stop and exceeds the bound is asked more firmly."""
+        """Return the state of a trial that has ended, and set its error; None while it runs. If it
+        exceeds the time limit of a stop, the next stronger signal is sent."""
         code = self._process.poll()
         if code is None:
             if time.monotonic() > self._stop_by:
@@ -96,9 +97,9 @@ class TrialProcess:
 
     def _error(self, code: int) -> dict[str, Any]:
         """Return the last error of its process, or else the verdict of its run."""
-        said = [line for line in read_jsonl(self.log) if line.get("kind") == "error"]
-        if said and self.log.stat().st_size > self._said_before:
-            return {key: said[-1][key] for key in ("error", "why", "fix") if key in said[-1]}
+        errors = [line for line in read_jsonl(self.log) if line.get("kind") == "error"]
+        if errors and self.log.stat().st_size > self._said_before:
+            return {key: errors[-1][key] for key in ("error", "why", "fix") if key in errors[-1]}
         verdict = (self.run.verdict() or {}) if self.run.path.exists() else {}
         if isinstance(error := verdict.get("error"), dict):
             return error
@@ -108,18 +109,18 @@ class TrialProcess:
             fix=f"less {self.log}",
         ).as_dict()
 
-    def doubts(self) -> Iterator[str]:
-        """Yield what a user should know of a trial that does not go on, once each."""
+    def new_warnings(self) -> Iterator[str]:
+        """Yield warnings about a trial that makes no progress, each once."""
         found = dict[str, str]()
         pids = [self._process.pid]
         with suppress(MilesError, OSError):
             driver = driver_of(self.run) if self.run.path.exists() else None
             pids += [driver.pid] if driver is not None else []
         name = self.trial.run_name
-        if held := [pid for pid in pids if state_of(pid) in _SUSPENDED]:
+        if suspended := [pid for pid in pids if state_of(pid) in _SUSPENDED]:
             found["suspended"] = (
                 f"{name} is suspended (SIGSTOP), and the sweep waits for it: "
-                f"kill -CONT {' '.join(map(str, held))}"
+                f"kill -CONT {' '.join(map(str, suspended))}"
             )
         last_s = self.reader.history.last_s
         since_s = time.time() - max(self._began_s, 0.0 if math.isnan(last_s) else last_s)
@@ -128,13 +129,13 @@ class TrialProcess:
                 f"{name} has written nothing for {since_s / 60:.0f} min: "
                 f"miles status {self.run.shown}"
             )
-        for kind in found.keys() - self._told:
+        for kind in found.keys() - self._warned:
             yield found[kind]
-        self._told = set(found)
+        self._warned = set(found)
 
 
-def discard_unborn(run: RunDir) -> None:
-    """Empty the folder of a run whose process was killed before it wrote a recipe; what is not
-    miles' stays, and `miles launch` refuses the folder."""
+def remove_unstarted(run: RunDir) -> None:
+    """Empty the folder of a run whose process was killed before it wrote a recipe. Files that miles
+    did not write stay, and `miles launch` refuses the folder."""
     if run.path.is_dir() and [*run.path.iterdir()] == [run.lock_file]:
         run.lock_file.unlink()

@@ -40,7 +40,7 @@ from milescli.recipe.alerts import (
 from milescli.trackers.base import Tracker
 
 TRY_S = 10.0
-"""Bound on one try."""
+"""Time limit of one try, in seconds."""
 PAUSES_S = (1.0, 4.0)
 """Seconds before the second and the third try."""
 LONGEST_S = TRY_S * (len(PAUSES_S) + 1) + sum(PAUSES_S)
@@ -48,17 +48,18 @@ LONGEST_S = TRY_S * (len(PAUSES_S) + 1) + sum(PAUSES_S)
 MAX_WAITING = 16
 """Alerts that wait for one target; further ones are dropped."""
 SMTP, SMTP_USER, SMTP_FROM = "MILES_SMTP", "MILES_SMTP_USER", "MILES_SMTP_FROM"
-"""The mail server, HOST or HOST:PORT; who logs in there; who the mail is from."""
+"""Variables that name the mail server (HOST or HOST:PORT), the user who logs in there, and the
+sender."""
 _TLS_PORT = 465
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_AGAIN = (408, 425, 429)
+_RETRY_STATUSES = (408, 425, 429)
 """Status codes below 500 after which another try may succeed."""
 _MAX_WHY = 200
 
 
 class Undelivered(Exception):
-    """Reports a failed try and its cause, without the address. `is_final`: another try would fail,
-    too."""
+    """Reports a failed try and its cause, without the address. `is_final`: True if another try
+    would fail, too."""
 
     def __init__(self, why: str, *, is_final: bool = False) -> None:
         super().__init__(why)
@@ -126,7 +127,7 @@ def post(url: str, alert: Mapping[str, Any]) -> None:
             pass  # what it says is of no use
     except urllib.error.HTTPError as error:
         error.close()
-        is_final = error.code < 500 and error.code not in _AGAIN
+        is_final = error.code < 500 and error.code not in _RETRY_STATUSES
         raise Undelivered(f"it replied HTTP {error.code}", is_final=is_final) from None
     except (OSError, ValueError) as error:  # http.client.InvalidURL is a ValueError too
         raise Undelivered(_reason(error)) from None
@@ -156,13 +157,13 @@ def _reason(error: Exception) -> str:
 def run_command(words: list[str], alert: Mapping[str, Any], *, environ: Mapping[str, str]) -> None:
     """Run the command with the alert on stdin. Raises Undelivered if it fails, or takes too long:
     then it is ended with its children."""
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=output,
                 env=dict(environ),
                 start_new_session=True,
             )
@@ -179,8 +180,8 @@ def run_command(words: list[str], alert: Mapping[str, Any], *, environ: Mapping[
             process.wait()
             raise Undelivered(f"it took more than {TRY_S:g} s") from None
         if code:
-            said.seek(0)
-            lines = without_values(said.read().decode(errors="replace"), environ).split("\n")
+            output.seek(0)
+            lines = without_values(output.read().decode(errors="replace"), environ).split("\n")
             last = next((line for line in reversed(lines) if line.strip()), "")
             raise Undelivered(f"exit code {code}" + f": {last}" * bool(last))
 

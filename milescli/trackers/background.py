@@ -19,12 +19,13 @@ MAX_WAITING = 1000
 
 
 class BackgroundTracker:
-    """One tracker of one run, in a thread. Problems are stored until somebody calls `news`."""
+    """Runs one tracker of one run in a thread. Problems are stored until `take_messages` is
+    called."""
 
     def __init__(
         self, name: str, begin: Callable[[], Tracker], *, max_waiting: int = MAX_WAITING
     ) -> None:
-        """Start the thread. `begin`: makes the tracker; called in the thread, as a server may be
+        """Start the thread. `begin`: creates the tracker; called in the thread, as a server may be
         slow to answer."""
         self.name = name
         self.num_lost = 0
@@ -37,8 +38,8 @@ class BackgroundTracker:
         self._thread = threading.Thread(target=self._live, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
-    def tell(self, record: Record) -> None:
-        """Pass on a record; never waits."""
+    def put(self, record: Record) -> None:
+        """Pass on a record, without waiting."""
         if self._is_closed:
             return
         if self._waiting.qsize() >= self._max_waiting:
@@ -52,26 +53,26 @@ class BackgroundTracker:
         self._waiting.put({**record, "unix_s": time.time()})
 
     def close(self, outcome: str) -> None:
-        """Pass on the outcome, after which nothing comes; never waits. Only the first call
-        counts."""
+        """Pass on the outcome, after which nothing follows, without waiting. Later calls do
+        nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._waiting.put(outcome)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most this long; return whether the tracker has processed all records and is
+        """Wait at most `timeout_s`. Return True if the tracker has processed all records and is
         closed."""
         self._thread.join(max(timeout_s, 0.0))
         return not self._thread.is_alive()
 
-    def news(self) -> list[str]:
+    def take_messages(self) -> list[str]:
         """Return new messages for the user; usually none."""
-        said = []
+        messages = []
         while True:
             try:
-                said.append(self._news.get_nowait())
+                messages.append(self._news.get_nowait())
             except queue.Empty:
-                return said
+                return messages
 
     @property
     def num_waiting(self) -> int:
@@ -83,12 +84,12 @@ class BackgroundTracker:
         try:
             tracker = self._begin()
         except (Exception, SystemExit) as error:  # libraries of others raise what they like
-            self._failed("cannot be begun", error)
+            self._record_failure("cannot be begun", error)
         while not isinstance(record := self._waiting.get(), str):
             if tracker is None:
                 self.num_lost += 1
                 continue
-            self._try("cannot be told of a step", lambda t=tracker, r=record: _hand_over(t, r))
+            self._try("cannot be told of a step", lambda t=tracker, r=record: _pass_record(t, r))
         if tracker is not None:
             self._try("cannot be closed", lambda: tracker.close(record))
 
@@ -97,20 +98,20 @@ class BackgroundTracker:
             call()
         except (Exception, SystemExit) as error:
             self.num_lost += 1
-            self._failed(what, error)
+            self._record_failure(what, error)
 
-    def _failed(self, what: str, error: BaseException) -> None:
+    def _record_failure(self, what: str, error: BaseException) -> None:
         if self._has_failed:
             return
         self._has_failed = True
-        said = without_values(" ".join(str(error).split())[:300], os.environ)
+        message = without_values(" ".join(str(error).split())[:300], os.environ)
         self._news.put(
-            f"tracker {self.name} {what} ({type(error).__name__}: {said}). The run goes on without "
-            "what is missing there; events.jsonl and metrics.jsonl have it all"
+            f"tracker {self.name} {what} ({type(error).__name__}: {message}). The run goes on "
+            "without what is missing there; events.jsonl and metrics.jsonl have it all"
         )
 
 
-def _hand_over(tracker: Tracker, record: Record) -> None:
+def _pass_record(tracker: Tracker, record: Record) -> None:
     if (scalars := scalars_in(record)) is not None:
         tracker.log(*scalars)
     tracker.event(record)

@@ -21,7 +21,8 @@ TENSORBOARD = "tensorboard"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """What a tracker knows of its run from the start. Each of several adapters is one such run."""
+    """Holds what a tracker knows of its run from the start. Each of several adapters is such a
+    run."""
 
     name: str
     """Name for people: quickstart-1."""
@@ -34,15 +35,15 @@ class TrackedRun:
     version: str
     """Version of miles."""
     first_step: int = 0
-    """Steps done before: 0, or those of the checkpoint from which the run resumes."""
+    """Number of steps done before: 0, or that of the checkpoint from which the run resumes."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Every key by its dotted name, as JSON holds it. A recipe holds no secrets."""
 
 
 class Tracker(Protocol):
-    """One run as one tracker sees it. All calls come from one thread, in order, and may be slow or
-    raise: the run continues, and reports once that something is missing. A derived class ignores
-    calls that it does not override."""
+    """Sends the metrics of one run to one tracker. All calls come from one thread, in order, and
+    may be slow or raise: the run continues, and reports once that something is missing. A derived
+    class ignores calls that it does not override."""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record numbers of a step, a warm-up step or an evaluation, by the names of
@@ -58,8 +59,9 @@ class Tracker(Protocol):
 
 
 class TrackerFactory(Protocol):
-    """A plug-in of `run.trackers`: a class or a function. It may have a function `require()`, which
-    is called before anything starts and raises RecipeError if something is missing."""
+    """Defines a plug-in of `run.trackers`: a class or a function. It may have a function
+    `require()`, which is called before anything starts and raises RecipeError if something is
+    missing."""
 
     def __call__(self, *, run: TrackedRun) -> Tracker:
         """Begin a run, or continue the one that began under `run.id`."""

@@ -139,9 +139,9 @@ class _Failures(logging.Handler):
 
     def raise_one(self) -> None:
         """Raise the stored error as OSError, once."""
-        if (said := self._first) is not None:
+        if (error := self._first) is not None:
             self._first = None
-            raise OSError(said)
+            raise OSError(error)
 
 
 def _otlp() -> SpanExporter:

@@ -34,7 +34,7 @@ PHASES = "miles_phase_seconds_total"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric of Prometheus."""
+    """Describes one metric of Prometheus."""
 
     name: str
     """A name that ends in `_total` only grows: new values are added to it."""
@@ -124,7 +124,7 @@ _OF_EVENTS = (
     Family("miles_oom_kills", "processes that the kernel ended for memory"),
 )
 _PHASE_OF = {"EvalDone": "eval", "ValidationDone": "eval", "WarmupStepDone": "warmup"}
-"""Events that end a phase beside the steps, and have its seconds."""
+"""Events that end a phase which runs beside the steps, and contain its seconds."""
 
 
 def family_of(metric: Metric) -> Family:
@@ -161,10 +161,11 @@ def families() -> Mapping[str, Family]:
 
 
 class Exposition:
-    """The metrics of one run, from all records fed so far. Threads may feed and read."""
+    """Holds the metrics of one run, from all records fed so far. Threads may feed and read."""
 
     def __init__(self, *, run: str, version: str, labels: Mapping[str, str] | None = None) -> None:
-        """Begin without values. `labels`: on every sample, e.g. if several runs share one page."""
+        """Start without values. `labels`: labels of every sample, e.g. if several runs share one
+        page."""
         self._labels = dict(labels or {})
         self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
         self._lock = threading.Lock()
@@ -229,10 +230,10 @@ class Exposition:
             self._set("miles_oom_kills", record["oom_kills"])
 
     def _workers(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        for told in workers:
-            own = {"worker": told["worker"], "device": told["device"]}
+        for worker in workers:
+            own = {"worker": worker["worker"], "device": worker["device"]}
             for kind in ("peak", "reserved", "used", "total"):
-                if (size := told.get(f"{kind}_bytes")) is not None:
+                if (size := worker.get(f"{kind}_bytes")) is not None:
                     self._set("miles_worker_memory_bytes", size, kind=kind, **own)
 
     def _verdict(self, record: Record, who: Mapping[str, str]) -> None:
@@ -276,7 +277,7 @@ class Exposition:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The metrics at one time, in the form that the client's writer takes."""
+    """Holds the metrics at one time, in the form that the client's writer reads."""
 
     made: Sequence[Collected]
 
@@ -379,7 +380,7 @@ def _family_of(host: str, port: int) -> socket.AddressFamily:
 
 
 def _refusal(host: str, port: int, error: OSError) -> MachineError:
-    whose = _holder(port) if error.errno == errno.EADDRINUSE else ""
+    whose = _port_user(port) if error.errno == errno.EADDRINUSE else ""
     return MachineError(
         f"cannot listen at {host}:{port} for `{KEY}`",
         why=f"{error.strerror or error}{whose}",
@@ -387,8 +388,9 @@ def _refusal(host: str, port: int, error: OSError) -> MachineError:
     )
 
 
-def _holder(port: int) -> str:
-    """Return `; python (process 123) does`, if the process can be found."""
+def _port_user(port: int) -> str:
+    """Return `; python (process 123) does`, naming the process that uses the port, if it can be
+    found."""
     import psutil
 
     with suppress(psutil.Error, OSError):

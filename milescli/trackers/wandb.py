@@ -12,7 +12,7 @@ from milescli.core.errors import RecipeError
 from milescli.trackers.base import KEY, TrackedRun, Tracker, require_package
 
 _INIT_S = 30.0
-"""Bound on the first answer of the service."""
+"""Time limit of the first answer of the service, in seconds."""
 _WITHOUT_KEY = ("offline", "disabled", "dryrun")
 _OPEN = set[str]()
 """Ids of open runs: all share one process of wandb."""
@@ -72,8 +72,8 @@ class WeightsAndBiases(Tracker):
 
 
 def _leave(run_id: str) -> None:
-    """End wandb's process with the last run: it counts as one of the run's processes, which are
-    ended, and wandb would complain about that when this process exits."""
+    """End wandb's process after the last run. Otherwise it would count as a process of the run,
+    which is ended, and wandb would report an error when this process exits."""
     import wandb
 
     with _CHANGING:

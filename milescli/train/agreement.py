@@ -1,5 +1,6 @@
 """Judges whether engine and trainer compute the same, from two sets of log-probs of the same
-tokens. Pure; called by the start check (`runtime.truth`), the proof of conversions and the doctor.
+tokens. Pure; called by the start check (`runtime.engine_trainer_check`), the proof of conversions
+and the doctor.
 
 There is no fixed bound: the effect of rounding on a log-prob differs by three orders of magnitude
 from model to model and from float32 to bfloat16. So the trainer scores the tokens a second time

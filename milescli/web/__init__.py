@@ -1,2 +1,2 @@
-"""The server of the live page: what runs say of themselves, as JSON and as it happens, to whoever
-has the key. Reads; never writes into a run, locks or steers it."""
+"""Serves the live page: reports of runs, as JSON and as they happen, to clients that have the key.
+Only reads; never writes into a run, locks or steers it."""

@@ -1,5 +1,5 @@
-"""The routes of the page's server: each passes a question to one plain function, in a thread, and
-sends its result. `gate` decides who may ask, and who may change something."""
+"""Defines the routes of the page's server: each passes a request to one plain function, in a
+thread, and sends its result. `gate` decides who may read, and who may change something."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from milescli.core.files import parse_json
 from milescli.insight.run_state import RunStates
 from milescli.trackers.prometheus import CONTENT_TYPE
 from milescli.web import columns, endpoints, evaluations, samples
-from milescli.web.asked import Asked, Json, Question
 from milescli.web.control import Control
 from milescli.web.endpoints import summary
 from milescli.web.files import static_file
@@ -39,6 +38,7 @@ from milescli.web.responses import (
     body_of,
     to_json,
 )
+from milescli.web.run_request import Json, Query, RunRequest
 from milescli.web.samples import find_samples
 from milescli.web.shown import ShownRun, ShownRuns
 
@@ -49,16 +49,16 @@ NUM_READERS = 4
 NUM_SEARCHES = 2
 """Largest number of requests that search through text at the same time, besides the readers."""
 CALL_S = 60.0
-"""Longest that one call may take."""
+"""Time limit of one call in seconds."""
 WAIT_S = 30.0
-"""Longest that a call waits for its turn."""
+"""Longest time in seconds that a call waits for a thread."""
 
 
 class Threads:
     """Runs at most `count` calls at a time in threads, for one event loop."""
 
     def __init__(self, count: int, *, what: str, wait_s: float = WAIT_S) -> None:
-        """`what`: what the calls do, for errors."""
+        """Set the limit. `what`: the kind of calls, for errors."""
         self._turns = asyncio.Semaphore(count)
         self._count, self._what, self._wait_s = count, what, wait_s
 
@@ -91,7 +91,7 @@ class Threads:
             task.exception()  # whoever asked may be gone
 
 
-Endpoint = Callable[[Asked], Json]
+Endpoint = Callable[[RunRequest], Json]
 READS: dict[str, Endpoint] = {
     "summary": summary,
     "why": endpoints.why,
@@ -114,10 +114,10 @@ READS: dict[str, Endpoint] = {
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """State of one server; belongs to one event loop."""
+    """Holds the state of one server; belongs to one event loop."""
 
     shown: ShownRuns
-    fault: Callable[[str], None]
+    on_fault: Callable[[str], None]
     """Receives a sentence about each fault of the server itself."""
     histories: Histories = field(default_factory=Histories)
     states: RunStates = field(default_factory=RunStates)
@@ -136,12 +136,12 @@ class Site:
         default_factory=evaluations.EvaluationSamples
     )
 
-    def asked(self, request: Request) -> Asked:
-        """Return what a request asks. Raises NotFound for a run that is not shown."""
-        return Asked(
+    def run_request(self, request: Request) -> RunRequest:
+        """Return the request about a run. Raises NotFound if the run is not shown."""
+        return RunRequest(
             shown=self.shown.find(request.path_params["id"]),
             histories=self.histories,
-            question=question_of(request),
+            query=query_of(request),
             names=request.path_params,
         )
 
@@ -162,7 +162,9 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
     def reading(endpoint: Endpoint) -> Callable[[Request], object]:
         async def respond(request: Request) -> Response:
             threads = site.searches if request.query_params.get("q") else site.readers
-            return await site.reply(request, lambda: endpoint(site.asked(request)), threads=threads)
+            return await site.reply(
+                request, lambda: endpoint(site.run_request(request)), threads=threads
+            )
 
         return respond
 
@@ -172,8 +174,8 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
     async def live(request: Request) -> Stream | Response:
         if request.method == "HEAD":  # which has no body that could end
             return Response(media_type="text/event-stream")
-        asked = await site.readers.run(lambda: site.asked(request))
-        return site.streams.open(asked, site.readers.run)
+        run_request = await site.readers.run(lambda: site.run_request(request))
+        return site.streams.open(run_request, site.readers.run)
 
     async def file(request: Request) -> Response:
         name = request.path_params.get("file", "index.html")
@@ -186,7 +188,7 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
 
     async def image(request: Request) -> Response:
         def read() -> Body:
-            return body_of(samples.image(site.asked(request)), may_pack=False)
+            return body_of(samples.image(site.run_request(request)), may_pack=False)
 
         return send(request, await site.readers.run(read), "image/png")
 
@@ -219,16 +221,16 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
         return refuse(_no_page(request.url.path), path=request.url.path)
 
     async def fault(request: Request, error: Exception) -> Response:
-        site.fault(f"{request.url.path}: {type(error).__name__}: {error}")
+        site.on_fault(f"{request.url.path}: {type(error).__name__}: {error}")
         return refuse(_our_fault(error), path=request.url.path)
 
     handlers = {Refusal: refused, HTTPException: unknown, OSError: fault, Exception: fault}
     return Gated(Starlette(routes=routes, exception_handlers=handlers), gate)
 
 
-def question_of(request: Request) -> Question:
+def query_of(request: Request) -> Query:
     """Return the query parameters of a request."""
-    return Question(tuple(request.query_params.multi_items()))
+    return Query(tuple(request.query_params.multi_items()))
 
 
 def send(request: Request, body: Body, media_type: str) -> Response:
@@ -300,7 +302,7 @@ def _control_of(site: Site) -> Control:
 
 
 def _changed(site: Site, request: Request, body: Json) -> Json:
-    """Do what a POST requests. Raises Refusal."""
+    """Run the command that a POST requests, and return its result. Raises Refusal."""
     control, names = _control_of(site), request.path_params
     act = names.get("act", "launch")
     if "id" in names and act in ("stop", "resume", "note", "chat", "rewards"):

@@ -1,4 +1,4 @@
-"""Starts, resumes and stops runs for the page, and holds chats with their checkpoints: each is a
+"""Starts, resumes and stops runs for the page, and runs chats with their checkpoints: each is a
 command of `miles` in a process of its own, which the page shows before it runs. Exists only in a
 server that was started with `--control`."""
 
@@ -49,7 +49,7 @@ STOP_S = 20.0
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A command that is running, or has ended."""
+    """Describes a command that is running, or has ended."""
 
     id: int
     command: Sequence[str]
@@ -60,7 +60,7 @@ class Job:
     began_s: float
 
     def as_json(self) -> Json:
-        """Return what the page shows: the exit code is None while it runs."""
+        """Return the fields for the page: the exit code is None while it runs."""
         return {
             "id": self.id,
             "command": shlex.join(["miles", *self.command]),
@@ -72,22 +72,22 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class Chat:
-    """A conversation with the model of one `miles chat` process."""
+    """Holds a conversation with the model of one `miles chat` process."""
 
     id: int
     subject: str
     process: subprocess.Popen[bytes]
     status: str = "starts"
-    """Newest line of its narration."""
+    """Newest line of its standard error."""
     is_ready: bool = False
-    said: list[Json] = field(default_factory=list)
+    messages: list[Json] = field(default_factory=list)
     """Messages so far: {who: user or model, text, tokens}."""
     error: Json | None = None
     used_s: float = field(default_factory=time.monotonic)
     """Time of the page's last request."""
 
     def as_json(self) -> Json:
-        """Return what the page shows."""
+        """Return the fields for the page."""
         self.used_s = time.monotonic()
         return {
             "id": self.id,
@@ -95,12 +95,12 @@ class Chat:
             "status": self.status,
             "is_ready": self.is_ready,
             "is_over": self.process.poll() is not None,
-            "said": self.said,
+            "said": self.messages,
             "error": self.error,
         }
 
     def listen(self) -> None:
-        """Read replies from stdout and the narration from stderr until both end."""
+        """Read replies from stdout and messages from stderr until both end."""
         assert self.process.stdout is not None and self.process.stderr is not None
         for stream in (self.process.stdout, self.process.stderr):
             threading.Thread(target=self._read, args=(stream,), daemon=True).start()
@@ -115,7 +115,7 @@ class Chat:
                 continue
             if record.get("kind") == "reply":
                 tokens = record.get("tokens", [])
-                self.said.append({"who": "model", "text": record["text"], "tokens": tokens})
+                self.messages.append({"who": "model", "text": record["text"], "tokens": tokens})
             elif record.get("kind") == "error":
                 names = ("error", "why", "fix")
                 self.error = {name: record.get(name) for name in names}
@@ -137,7 +137,7 @@ class Control:
 
     def launch(self, body: Json) -> Json:
         """Run `miles launch` with the words of `arguments`."""
-        words = _words(_text(body, "arguments"))
+        words = _split_words(_text(body, "arguments"))
         return self._start(["launch", *words])
 
     def stop(self, run: RunDir, body: Json) -> Json:
@@ -160,7 +160,7 @@ class Control:
 
     def resume(self, run: RunDir, body: Json) -> Json:
         """Run `miles resume`, with the words of `arguments` after the run."""
-        return self._start(["resume", str(run.path), *_words(_text(body, "arguments"))])
+        return self._start(["resume", str(run.path), *_split_words(_text(body, "arguments"))])
 
     def note(self, run: RunDir, body: Json) -> Json:
         """Save a note about a run."""
@@ -190,8 +190,11 @@ class Control:
                 why="it is too old, or the server was started again",
                 fix="run it again",
             )
-        told = job.as_json()
-        return {**told, "result": _result_in(job.output) if told["exit_code"] is not None else None}
+        fields = job.as_json()
+        return {
+            **fields,
+            "result": _result_in(job.output) if fields["exit_code"] is not None else None,
+        }
 
     def chat(self, run: RunDir, body: Json) -> Json:
         """Start a chat with the checkpoint of step `step`; empty: the newest."""
@@ -234,7 +237,7 @@ class Control:
         )
 
     def say(self, number: int, body: Json) -> Json:
-        """Send a message to a model; its reply appears in `said`."""
+        """Send a message to a model; its reply appears in `messages`."""
         chat, text = self.chat_of(number), _text(body, "text")
         if not text.strip():
             raise BadRequest("nothing was said", why="the text is empty", fix="type something")
@@ -246,7 +249,7 @@ class Control:
             raise NotFound(
                 f"chat {number} has ended", why=chat.status, fix="start a new one"
             ) from None
-        chat.said.append({"who": "user", "text": text, "tokens": []})
+        chat.messages.append({"who": "user", "text": text, "tokens": []})
         return chat.as_json()
 
     def end(self, number: int, body: Json) -> Json:
@@ -257,8 +260,8 @@ class Control:
             self._chats.pop(number, None)
         return {}
 
-    def forget_unused(self) -> None:
-        """End chats that nobody looks at."""
+    def drop_unused(self) -> None:
+        """End chats that no page has requested for a while."""
         with self._lock:
             for chat in [*self._chats.values()]:
                 if time.monotonic() - chat.used_s > IDLE_S:
@@ -334,7 +337,7 @@ def _text(body: Json, name: str) -> str:
     return value
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     """Split a command into words like a shell, without running one."""
     try:
         words = shlex.split(text)

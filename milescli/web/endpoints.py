@@ -1,6 +1,6 @@
-"""Endpoints of one run that only read: its summary, how it began and ended, what happened, memory,
-timeline, and its recipe, plan and manifest. Plain functions: request in, JSON values out; called by
-`app`."""
+"""Implements the endpoints of one run that only read: its summary, how it began and ended, its
+events, memory, timeline, recipe, plan and manifest. Plain functions: request in, JSON values out;
+called by `app`."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from milescli.insight.summary import summarize
 from milescli.insight.timeline import beside_steps, of_run, of_steps
 from milescli.platform.memory_record import sizes_by_name
 from milescli.recipe import reader
-from milescli.web.asked import Asked, Json
+from milescli.web.run_request import Json, RunRequest
 
 
-def summary(asked: Asked) -> Json:
-    """Return the summary of a run or an adapter as of now, and the error that ended it."""
-    facts = read_facts(asked.run)
-    with asked.history() as history:
-        return {**asdict(summarize(asked.run, history, facts)), "error": history.error}
+def summary(request: RunRequest) -> Json:
+    """Return the current summary of a run or an adapter, and the error that ended it."""
+    facts = read_facts(request.run)
+    with request.history() as history:
+        return {**asdict(summarize(request.run, history, facts)), "error": history.error}
 
 
 NEEDS_NO_REASON = ("not started", "running", "done")
 """States of a run that need no explanation."""
 
 
-def why(asked: Asked) -> Json:
-    """Explain what ended the newest attempt, as `miles why` does. Only `state` if nothing is to be
-    explained."""
-    run = asked.with_logs
-    with asked.history() as history:
+def why(request: RunRequest) -> Json:
+    """Explain what ended the newest attempt, as `miles why` does; only return `state` if nothing
+    needs to be explained."""
+    run = request.with_logs
+    with request.history() as history:
         state = state_of(run, outcome=history.outcome)
     if state in NEEDS_NO_REASON:
         return {"state": state}
@@ -61,10 +61,10 @@ NUM_LOSSES = 160
 """Number of warm-up losses that are drawn."""
 
 
-def beginning(asked: Asked) -> Json:
+def beginning(request: RunRequest) -> Json:
     """Return what the newest attempt did before its first step: its phases with their seconds, and
-    how far the warm-up came. `warmup` is None if there was none."""
-    with asked.history() as history:
+    the progress of the warm-up. `warmup` is None if there was none."""
+    with request.history() as history:
         warm, began_s = history.warmup, history.began_s
         spans = [span for span in history.spans if not span.begin_s < began_s]
         losses = list(warm.points("loss"))
@@ -88,12 +88,13 @@ def beginning(asked: Asked) -> Json:
 MAX_LIMIT = 5000
 
 
-def notices(asked: Asked) -> Json:
-    """List what happened, oldest first; `offset` counts those that fit the question."""
-    ask = asked.question
-    kind, level, text = ask.text("kind"), ask.text("level"), ask.text("q").lower()
-    offset, limit = ask.count("offset", 0), ask.count("limit", 200, high=MAX_LIMIT)
-    with asked.history() as history:
+def notices(request: RunRequest) -> Json:
+    """List the notices of the run that match the query, oldest first; `offset` counts the matching
+    ones."""
+    query = request.query
+    kind, level, text = query.text("kind"), query.text("level"), query.text("q").lower()
+    offset, limit = query.count("offset", 0), query.count("limit", 200, high=MAX_LIMIT)
+    with request.history() as history:
         fitting = [one for one in history.notices if _fits(one, kind=kind, level=level, text=text)]
     shown = fitting[offset : offset + limit]
     return {"total": len(fitting), "notices": [asdict(one) for one in shown]}
@@ -108,15 +109,16 @@ def _fits(one: NoticeEntry, *, kind: str, level: str, text: str) -> bool:
 
 
 MAX_POINTS = 2000
-"""Largest number of points of main memory over time; beyond it every second is left out."""
+"""Largest number of points of main memory over time; if there are more, every second one is left
+out."""
 PHASES = ("training", "rollout")
 
 
-def memory(asked: Asked) -> Json:
-    """Return what was planned and measured; a part is empty where nothing is known of it: a plan
-    for a CPU forecasts nothing."""
-    forecast = read_facts(asked.with_logs).plan.get("forecast") or {}
-    with asked.history() as history:
+def memory(request: RunRequest) -> Json:
+    """Return planned and measured memory; unknown parts are empty: a plan for a CPU has no
+    forecast."""
+    forecast = read_facts(request.with_logs).plan.get("forecast") or {}
+    with request.history() as history:
         measured = [dict(device) for device in history.memory.values()]
     planned = [
         {"phase": phase, "parts": forecast[phase]} for phase in PHASES if forecast.get(phase)
@@ -126,7 +128,7 @@ def memory(asked: Asked) -> Json:
         "memory_bytes": forecast.get("memory_bytes"),
         "planned": planned,
         "measured": measured,
-        "over_time": _over_time(asked.with_logs),
+        "over_time": _over_time(request.with_logs),
     }
 
 
@@ -143,20 +145,20 @@ def _over_time(run: RunDir) -> list[Json]:
 
 
 MAX_INTERVALS = 20_000
-"""Largest number of intervals, the newest."""
+"""Largest number of intervals; the newest are returned."""
 PROFILE = re.compile(r"profile (\d{1,6}) is in ")
-"""What `runtime.profiler` tells when one is done."""
+"""Matches the notice that `runtime.profiler` emits for a complete profile."""
 DEFAULT_STEPS = 50
 
 
-def timeline(asked: Asked) -> Json:
-    """Return the intervals of the steps `first` to `last`; of the last 50 where none are named.
-    With the first step comes what was before it, with the last one what came after."""
-    with asked.history() as history:
+def timeline(request: RunRequest) -> Json:
+    """Return the intervals of the steps `first` to `last`, by default of the last 50. The first
+    step includes what was before it, the last one what came after."""
+    with request.history() as history:
         steps = history.columns.steps
         newest = steps[-1] if steps else 0
-        last = asked.question.count("last", newest)
-        first = asked.question.count("first", max(1, last - DEFAULT_STEPS + 1))
+        last = request.query.count("last", newest)
+        first = request.query.count("first", max(1, last - DEFAULT_STEPS + 1))
         intervals = of_steps(history, first=first, last=last)
         begin_s = min((one.begin_s for one in intervals), default=math.nan)
         end_s = max((one.end_s for one in intervals), default=math.nan)
@@ -171,14 +173,14 @@ def timeline(asked: Asked) -> Json:
         "begin_s": min((one.begin_s for one in intervals), default=None),
         "end_s": max((one.end_s for one in intervals), default=None),
         "intervals": [asdict(one) for one in intervals],
-        "profiles": _profiles(asked, notices),
+        "profiles": _profiles(request, notices),
     }
 
 
-def _profiles(asked: Asked, notices: Sequence[NoticeEntry]) -> list[Json]:
-    """Return the profiles that the run's notices name: when each was done, and its traces."""
+def _profiles(request: RunRequest, notices: Sequence[NoticeEntry]) -> list[Json]:
+    """Return the profiles that the run's notices name: the time of each, and its traces."""
     found = ((PROFILE.match(one.text), one.time_s) for one in notices)
-    folder = asked.with_logs.profiles_dir
+    folder = request.with_logs.profiles_dir
     return [
         {"number": int(match[1]), "time_s": time_s, "files": _files(folder / match[1])}
         for match, time_s in found
@@ -187,7 +189,8 @@ def _profiles(asked: Asked, notices: Sequence[NoticeEntry]) -> list[Json]:
 
 
 def _files(folder: Path) -> list[Json]:
-    """List names and sizes; nothing of a folder that is gone or a link."""
+    """List names and sizes of files; return an empty list if the folder does not exist or is a
+    link."""
     try:
         seen = [] if folder.is_symlink() else [(one.name, one.lstat()) for one in folder.iterdir()]
     except OSError:
@@ -203,27 +206,27 @@ MAX_BYTES = 4 * 2**20
 """Largest recipe that is read."""
 
 
-def recipe(asked: Asked) -> Json:
+def recipe(request: RunRequest) -> Json:
     """Return every key by its dotted name, its value, and who set it."""
-    return {"keys": _keys(asked.run) or _keys(asked.with_logs)}
+    return {"keys": _keys(request.run) or _keys(request.with_logs)}
 
 
-def plan(asked: Asked) -> Json:
-    """Return plan.json; layouts that were weighed beside its own stand under `alternatives`."""
-    written = dict(_facts(asked).plan)
+def plan(request: RunRequest) -> Json:
+    """Return plan.json, with alternative layouts that were compared under `alternatives`."""
+    written = dict(_facts(request).plan)
     forecast = written.get("forecast") or {}
     empty: Json = {"decisions": [], "slots": [], "trainer": {}, "engines": {}, "roles": []}
     return {**empty, **written, "alternatives": forecast.get("alternatives", [])}
 
 
-def manifest(asked: Asked) -> Json:
+def manifest(request: RunRequest) -> Json:
     """Return manifest.json without the recipe, which `recipe` returns."""
-    return {name: value for name, value in _facts(asked).manifest.items() if name != "recipe"}
+    return {name: value for name, value in _facts(request).manifest.items() if name != "recipe"}
 
 
-def _facts(asked: Asked) -> RunFacts:
-    own = read_facts(asked.run)
-    return own if own.plan or own.manifest else read_facts(asked.with_logs)
+def _facts(request: RunRequest) -> RunFacts:
+    own = read_facts(request.run)
+    return own if own.plan or own.manifest else read_facts(request.with_logs)
 
 
 def _keys(run: RunDir) -> list[Json]:
@@ -239,8 +242,8 @@ def _keys(run: RunDir) -> list[Json]:
 
 
 def _flat(node: reader.YamlNode, above: str = "") -> list[Json]:
-    """Flatten a mapping: one over several lines is a section; one on a line, `{a: 1}`, is a
-    value."""
+    """Flatten a mapping of YAML: a mapping over several lines is a section; one on a single line,
+    `{a: 1}`, is a value."""
     if not isinstance(node.value, dict):
         return []
     keys = list[Json]()

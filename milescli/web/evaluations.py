@@ -1,5 +1,5 @@
-"""`evaluations` and `evaluation-samples`: results of a run's evaluations, during it and by `miles
-eval`, and the samples behind them."""
+"""Implements `evaluations` and `evaluation-samples`: results of a run's evaluations, during it and
+by `miles eval`, and their samples."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.core.files import read_regular_bytes
 from milescli.insight.reader import object_of
 from milescli.insight.samples import images_in
-from milescli.web.asked import Asked, Json
 from milescli.web.files import LineIndex, LineIndexes, file_within, readable
 from milescli.web.responses import NotFound
+from milescli.web.run_request import Json, RunRequest
 
 MAX_LIMIT = 500
 MAX_RESULTS = 5000
@@ -19,39 +19,39 @@ MAX_RESULTS = 5000
 MAX_BYTES = 16 * 2**20
 """Largest size of such a file."""
 MAX_FILTERED = 20_000
-"""Lines that are read for the right or the wrong samples alone."""
+"""Largest number of lines that are read to find right or wrong samples only."""
 HALF = 0.5
-"""Reward above which a sample counts as right, if it does not say."""
+"""Reward above which a sample counts as right if its row does not say so."""
 NOT_SHOWN = ("prompt_ids", "response_ids")
-"""Of a sample: long, and nothing to read."""
+"""Fields of a sample that are left out, because they are long and not readable."""
 
 
-def evaluations(asked: Asked) -> Json:
+def evaluations(request: RunRequest) -> Json:
     """List the results of the run itself, over held-out rows, and of `miles eval` on sets, by
     step."""
-    with asked.history() as history:
+    with request.history() as history:
         own = [asdict(one) for one in history.evaluations]
         validations = [asdict(one) for one in history.validations]
     return {
         "evaluations": own,
         "validations": validations,
-        "sets": _results(asked.run),
+        "sets": _results(request.run),
     }
 
 
 class EvaluationSamples:
-    """Reads samples of evaluations; remembers where the lines of each file begin."""
+    """Reads samples of evaluations; caches where the lines of each file begin."""
 
     def __init__(self) -> None:
         self._indexes = LineIndexes()
 
-    def samples(self, asked: Asked) -> Json:
-        """Return rows of one file below `eval/`, in their order. `is_all`: False where counting was
-        ended for time, or only so many lines were looked through."""
-        ask = asked.question
-        offset, limit = ask.count("offset", 0), ask.count("limit", 50, high=MAX_LIMIT)
-        name = ask.text("path").removeprefix("eval/")
-        file = file_within(asked.run.path, f"eval/{name}")
+    def samples(self, request: RunRequest) -> Json:
+        """Return rows of one file below `eval/`, in their order. `is_all`: False if counting took
+        too long, or not all lines were searched."""
+        query = request.query
+        offset, limit = query.count("offset", 0), query.count("limit", 50, high=MAX_LIMIT)
+        name = query.text("path").removeprefix("eval/")
+        file = file_within(request.run.path, f"eval/{name}")
         if file.suffix != ".jsonl":
             raise NotFound(
                 f"`{name}` holds no samples",
@@ -61,8 +61,8 @@ class EvaluationSamples:
         index = self._indexes.of(file)
         with index.lock, readable(file):
             index.count()
-            if only := ask.text("only"):
-                rows, total, is_all = _only(index, is_right=only == "right")
+            if only := query.text("only"):
+                rows, total, is_all = _filter_rows(index, is_right=only == "right")
                 rows = rows[offset : offset + limit]
             else:
                 lines, total, is_all = index.lines(offset, limit), index.num_lines, index.is_whole
@@ -74,8 +74,8 @@ class EvaluationSamples:
         return {"total": total, "samples": shown, "is_all": is_all}
 
 
-def _only(index: LineIndex, *, is_right: bool) -> tuple[list[Json], int, bool]:
-    """Return (rows, how many, whether all of the file was read), of the right or the wrong ones."""
+def _filter_rows(index: LineIndex, *, is_right: bool) -> tuple[list[Json], int, bool]:
+    """Return (the right or the wrong rows, their number, True if the whole file was read)."""
     rows = list[Json]()
     for line in index.lines(0, MAX_FILTERED):
         row = object_of(line)
@@ -85,7 +85,7 @@ def _only(index: LineIndex, *, is_right: bool) -> tuple[list[Json], int, bool]:
 
 
 def _is_right(row: Json) -> bool:
-    """Return what the row says; of another tool's row judge by its reward."""
+    """Return the row's own verdict; if it has none, as rows of other tools, judge by its reward."""
     told, reward = row.get("is_right"), row.get("reward")
     if isinstance(told, bool):
         return told

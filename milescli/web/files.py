@@ -1,4 +1,4 @@
-"""Files that the page reads: converts names in a URL to files within a run folder and nowhere else,
+"""Reads files for the page: converts names in a URL to files within a run folder and nowhere else,
 reads long text files by an index of their lines, and sends the page's own files."""
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ def _elsewhere(name: str) -> Forbidden:
 
 BLOCK_BYTES = 2**20
 LONGEST_BYTES = 16 * 2**20
-"""Most bytes, roughly, that are kept in memory of a line that never ends."""
+"""Approximate limit in bytes on what is kept in memory of a line without end."""
 COUNT_S = 2.0
-"""Longest that one request counts; the next one continues from there."""
-NUM_HELD = 64
+"""Longest time in seconds that one request counts lines; the next one continues from there."""
+MAX_CACHED = 64
 """Number of files whose counts are kept; the least recently used one is dropped first."""
 
 
 @dataclass(slots=True)
 class LineIndex:
-    """Index of the lines of one file."""
+    """Indexes the lines of one file."""
 
     file: Path
     inode: int = -1
@@ -99,14 +99,14 @@ class LineIndex:
         return self.newlines[-1] + (not self.ends_line)
 
     def count(self) -> None:
-        """Count what is new, for at most COUNT_S. Raises OSError."""
+        """Count the new lines, for at most COUNT_S. Raises OSError."""
         until = time.monotonic() + COUNT_S
         with open(self.file, "rb") as opened:
-            seen = os.fstat(opened.fileno())
-            if seen.st_ino != self.inode or seen.st_size < self.size_bytes:
-                self.inode, self.size_bytes, self.newlines = seen.st_ino, 0, [0]
+            status = os.fstat(opened.fileno())
+            if status.st_ino != self.inode or status.st_size < self.size_bytes:
+                self.inode, self.size_bytes, self.newlines = status.st_ino, 0, [0]
                 self.ends_line = True
-            if self.size_bytes == seen.st_size:
+            if self.size_bytes == status.st_size:
                 self.is_whole = True
                 return
             # the last block may have been half a one
@@ -164,18 +164,18 @@ class LineIndexes:
     """Holds the indexes of a server's files."""
 
     def __init__(self) -> None:
-        self._held = OrderedDict[Path, LineIndex]()
+        self._cached = OrderedDict[Path, LineIndex]()
         self._lock = threading.Lock()
 
     def of(self, file: Path) -> LineIndex:
         """Return the index of a file; a new one has counted nothing yet."""
         with self._lock:
-            index = self._held.get(file)
+            index = self._cached.get(file)
             if index is None:
-                index = self._held[file] = LineIndex(file)
-            self._held.move_to_end(file)
-            while len(self._held) > NUM_HELD:
-                self._held.popitem(last=False)
+                index = self._cached[file] = LineIndex(file)
+            self._cached.move_to_end(file)
+            while len(self._cached) > MAX_CACHED:
+                self._cached.popitem(last=False)
             return index
 
 

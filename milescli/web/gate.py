@@ -24,7 +24,7 @@ KEY_BYTES = 16
 CONTROL = "/api/control/"
 """Requests below this path may change something, if the server allows that."""
 COOKIE_S = 90 * 24 * 3600
-"""Seconds for which a browser keeps a key that does not change."""
+"""Seconds for which a browser keeps a permanent key."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -53,14 +53,15 @@ class Gate:
     host: str
     """Host that it listens on, as the user gave it."""
     port: int
-    is_kept: bool = False
+    is_permanent: bool = False
     """True if the key stays the same when the server restarts."""
     can_control: bool = False
     """True if the page may start and stop runs."""
 
     @property
     def cookie(self) -> str:
-        """Return its name, with the port: browsers share cookies between the ports of a host."""
+        """Return the name of the cookie. It includes the port, because browsers share cookies
+        between the ports of a host."""
         return f"miles_ui_{self.port}"
 
     def knows_host(self, header: str | None) -> bool:
@@ -76,7 +77,8 @@ class Gate:
         return name == self.host.lower()
 
     def is_key(self, given: str) -> bool:
-        """Return True if the key is right. The time does not depend on how much of it is."""
+        """Return True if the key is right. The time does not depend on how many characters
+        match."""
         return hmac.compare_digest(given.encode(), self.key.encode())
 
     def has_key(self, headers: Headers, pairs: Iterable[tuple[str, str]]) -> bool:
@@ -94,7 +96,7 @@ class Gate:
 
 
 class Gated:
-    """An ASGI application behind a gate."""
+    """Wraps an ASGI application with a gate."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self.app, self.gate = app, gate
@@ -145,7 +147,7 @@ class Gated:
         response.set_cookie(
             self.gate.cookie,
             self.gate.key,
-            max_age=COOKIE_S if self.gate.is_kept else None,
+            max_age=COOKIE_S if self.gate.is_permanent else None,
             httponly=True,
             samesite="strict",
             path="/",
@@ -197,8 +199,8 @@ def refuse(refusal: Refusal, *, path: str) -> Response:
     if path.startswith("/api/"):
         data = to_json(refusal.as_json())
         return Response(data, status_code=refusal.status, media_type="application/json")
-    told = refusal.as_json()
-    text = f"{told['what']}\nwhy: {told['why']}\nfix: {told['fix']}\n"
+    fields = refusal.as_json()
+    text = f"{fields['what']}\nwhy: {fields['why']}\nfix: {fields['fix']}\n"
     return PlainTextResponse(text, status_code=refusal.status)
 
 

@@ -1,5 +1,5 @@
-"""Histories of runs, read once for all requests and kept up to date; dropped when nobody asks for a
-long time. Called from threads."""
+"""Holds histories of runs, read once for all requests and kept up to date; drops those that nobody
+requests for a long time. Called from threads."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from milescli.core.history import History
 from milescli.insight.reader import RunReader
 from milescli.web.responses import Busy, Forbidden
 
-NUM_HELD = 16
-"""Histories in memory besides those that a page follows; the least recently used one is dropped
-first."""
+MAX_CACHED = 16
+"""Number of histories in memory besides those that a page follows; the least recently used one is
+dropped first."""
 FOLLOWED_S = 10.0
-"""A page that follows a run asks at shorter intervals."""
-FORGET_S = 600.0
+"""Seconds since the last request within which a page is assumed to follow the run."""
+DROP_AFTER_S = 600.0
 """Seconds without a request after which a history is dropped."""
 READ_S = 60.0
-"""Longest that a request waits while another one reads the same run."""
+"""Longest time in seconds that a request waits while another one reads the same run."""
 
 
 @dataclass(slots=True)
-class _Held:
+class _CachedHistory:
     reader: RunReader
     lock: threading.Lock = field(default_factory=threading.Lock)
-    asked_s: float = 0.0
+    last_request_s: float = 0.0
 
-    def is_kept(self, place: int) -> bool:
+    def stays_cached(self, place: int) -> bool:
         """Return True if the history stays in memory; `place` 0 is the most recently used."""
-        age_s = time.monotonic() - self.asked_s
-        is_new = age_s < FORGET_S if place < NUM_HELD else age_s < FOLLOWED_S
+        age_s = time.monotonic() - self.last_request_s
+        is_new = age_s < DROP_AFTER_S if place < MAX_CACHED else age_s < FOLLOWED_S
         return self.lock.locked() or is_new
 
 
 class Histories:
-    """Histories of all runs of a server."""
+    """Holds the histories of all runs of a server."""
 
     def __init__(self) -> None:
-        self._held = dict[str, _Held]()
+        self._cached = dict[str, _CachedHistory]()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._cached)
 
     @contextmanager
     def reading(self, run: RunDir) -> Iterator[History]:
         """Provide the history with everything new; no other thread reads or changes it within the
         context. Raises Forbidden if this user may not read the events, Busy if another request
         reads for too long."""
-        held = self._of(run)
-        if not held.lock.acquire(timeout=READ_S):
+        cached = self._of(run)
+        if not cached.lock.acquire(timeout=READ_S):
             raise Busy(
                 f"run `{run.name}` was not read within {READ_S:g} s",
                 why="another request reads its events, and has not ended",
@@ -63,28 +63,30 @@ class Histories:
             )
         try:
             require_readable(run)
-            held.reader.update()
-            held.asked_s = time.monotonic()
-            yield held.reader.history
+            cached.reader.update()
+            cached.last_request_s = time.monotonic()
+            yield cached.reader.history
         finally:
-            held.lock.release()
+            cached.lock.release()
 
-    def forget_unused(self) -> None:
-        """Drop histories that nobody asked for."""
+    def drop_unused(self) -> None:
+        """Drop histories that nobody has requested for a while."""
         with self._lock:
-            newest = sorted(self._held.items(), key=lambda item: -item[1].asked_s)
-            self._held = {
-                path: held for place, (path, held) in enumerate(newest) if held.is_kept(place)
+            newest = sorted(self._cached.items(), key=lambda item: -item[1].last_request_s)
+            self._cached = {
+                path: cached
+                for place, (path, cached) in enumerate(newest)
+                if cached.stays_cached(place)
             }
 
-    def _of(self, run: RunDir) -> _Held:
-        self.forget_unused()
+    def _of(self, run: RunDir) -> _CachedHistory:
+        self.drop_unused()
         with self._lock:
-            held = self._held.get(str(run.path))
-            if held is None:
-                held = self._held[str(run.path)] = _Held(RunReader(run))
-            held.asked_s = time.monotonic()
-            return held
+            cached = self._cached.get(str(run.path))
+            if cached is None:
+                cached = self._cached[str(run.path)] = _CachedHistory(RunReader(run))
+            cached.last_request_s = time.monotonic()
+            return cached
 
 
 def require_readable(run: RunDir) -> None:

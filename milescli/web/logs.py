@@ -1,5 +1,5 @@
-"""`logs`: lists the logs of a run's attempts, and returns lines of one: by number, from the end, or
-those that contain a text. Reads no more of a huge file than necessary."""
+"""Implements `logs`: lists the logs of a run's attempts, and returns lines of one: by number, from
+the end, or those that contain a text. Reads no more of a huge file than necessary."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from milescli.web.asked import Asked, Json
 from milescli.web.files import LONGEST_BYTES, LineIndex, LineIndexes, file_within, readable
+from milescli.web.run_request import Json, RunRequest
 
 MAX_LIMIT = 5000
 MAX_FILES = 2000
@@ -17,13 +17,13 @@ MAX_FILES = 2000
 LONGEST_LINE = 10_000
 """Largest number of characters shown of a line."""
 SEARCH_S = 3.0
-"""Longest that one search reads."""
+"""Time limit of one search in seconds."""
 
 
-def attempts(asked: Asked) -> Json:
+def attempts(request: RunRequest) -> Json:
     """List the log files of all attempts, oldest first, and of `miles eval`."""
-    folder = asked.with_logs.path / "logs"
-    names = [attempt.name for attempt in asked.with_logs.attempts()]
+    folder = request.with_logs.path / "logs"
+    names = [attempt.name for attempt in request.with_logs.attempts()]
     others = (one.name for one in folder.glob("*") if one.is_dir() and not one.is_symlink())
     names += sorted(name for name in others if name not in names)
     return {"attempts": [{"name": name, "files": _files(folder / name)} for name in names]}
@@ -35,20 +35,20 @@ class Logs:
     def __init__(self) -> None:
         self._indexes = LineIndexes()
 
-    def lines(self, asked: Asked) -> Json:
+    def lines(self, request: RunRequest) -> Json:
         """Return lines of one file. `total`: all lines, or all that match; `is_all`: False if
         counting or searching ran out of time. `offset` is from the start; with `tail`, from the
         end."""
-        name = f"logs/{asked.names['attempt']}/{asked.names['file']}"
-        file = file_within(asked.with_logs.path, name)
-        ask = asked.question
-        offset, limit = ask.count("offset", 0), ask.count("limit", 500, high=MAX_LIMIT)
-        text, is_tail = ask.text("q"), ask.count("tail", 0, high=1) == 1
+        name = f"logs/{request.names['attempt']}/{request.names['file']}"
+        file = file_within(request.with_logs.path, name)
+        query = request.query
+        offset, limit = query.count("offset", 0), query.count("limit", 500, high=MAX_LIMIT)
+        text, is_tail = query.text("q"), query.count("tail", 0, high=1) == 1
         index = self._indexes.of(file)
         with index.lock, readable(file):
             index.count()
             if text:
-                lines, total, is_all = _found(index, text, offset, limit, is_tail=is_tail)
+                lines, total, is_all = _search(index, text, offset, limit, is_tail=is_tail)
             else:
                 total, is_all = index.num_lines, index.is_whole
                 first = max(0, total - offset - limit) if is_tail else offset
@@ -73,20 +73,21 @@ def _files(folder: Path) -> list[Json]:
     return files
 
 
-def _found(
+def _search(
     index: LineIndex, text: str, offset: int, limit: int, *, is_tail: bool
 ) -> tuple[list[tuple[int, bytes]], int, bool]:
-    """Return ((number, line) of those to show, number of matches, whether all was searched)."""
+    """Return ((number, line) of the lines to show, number of matches, True if the whole file was
+    searched)."""
     until, total = time.monotonic() + SEARCH_S, 0
-    kept = deque[tuple[int, bytes]]()
+    newest = deque[tuple[int, bytes]]()
     for fitting in (_backwards if is_tail else _forwards)(index, text):
         for one in fitting:
             total += 1
-            if total > offset and len(kept) < limit:
-                (kept.appendleft if is_tail else kept.append)(one)
+            if total > offset and len(newest) < limit:
+                (newest.appendleft if is_tail else newest.append)(one)
         if time.monotonic() > until:
-            return list(kept), total, False
-    return list(kept), total, index.is_whole
+            return list(newest), total, False
+    return list(newest), total, index.is_whole
 
 
 def _forwards(index: LineIndex, text: str) -> Iterator[list[tuple[int, bytes]]]:
@@ -94,10 +95,10 @@ def _forwards(index: LineIndex, text: str) -> Iterator[list[tuple[int, bytes]]]:
     number, rest = 0, b""
     for data in index.blocks(0):
         head, found, tail = (rest + data).rpartition(b"\n")
-        yield _fitting(head, text, number) if found else []
+        yield _matching_lines(head, text, number) if found else []
         number += head.count(b"\n") + len(found)
         rest = tail[:LONGEST_BYTES]
-    yield _fitting(rest, text, number)
+    yield _matching_lines(rest, text, number)
 
 
 def _backwards(index: LineIndex, text: str) -> Iterator[list[tuple[int, bytes]]]:
@@ -105,13 +106,14 @@ def _backwards(index: LineIndex, text: str) -> Iterator[list[tuple[int, bytes]]]
     rest = b""
     for number, data in index.blocks_backwards():
         head, found, tail = (data + rest).partition(b"\n")
-        yield _fitting(tail, text, number + 1)[::-1] if found else []
+        yield _matching_lines(tail, text, number + 1)[::-1] if found else []
         rest = head[:LONGEST_BYTES]
-    yield _fitting(rest, text, 0)
+    yield _matching_lines(rest, text, 0)
 
 
-def _fitting(data: bytes, text: str, first: int) -> list[tuple[int, bytes]]:
-    """Lines of `data`, numbered from `first`, that contain a text in any case."""
+def _matching_lines(data: bytes, text: str, first: int) -> list[tuple[int, bytes]]:
+    """Return (number, line) of the lines of `data` that contain the text in any case; numbers start
+    at `first`."""
     small = text.lower()
     if not small.isascii():
         return [

@@ -1,6 +1,6 @@
-"""Tools for assistants that speak the Model Context Protocol, on standard input and output: what
-the page's endpoints reply about runs, and, where that is allowed, its commands. `miles mcp` starts
-it; the servers whose tools a model calls while it learns are in `milescli.agents`."""
+"""Provides tools for assistants that speak the Model Context Protocol, on standard input and
+output: the replies of the page's endpoints, and, if allowed, its commands. `miles mcp` starts it;
+the servers whose tools a model calls during training are in `milescli.agents`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from milescli import __version__
 from milescli.core.errors import RecipeError
 from milescli.core.files import parse_json
 from milescli.web.app import READS, Endpoint, Site, list_runs
-from milescli.web.asked import Asked, Json, Question
 from milescli.web.control import Control
 from milescli.web.responses import Refusal, to_json
+from milescli.web.run_request import Json, Query, RunRequest
 from milescli.web.samples import find_samples
 
 INSTRUCTIONS = """\
@@ -46,10 +46,10 @@ def serve(site: Site) -> None:
     logging.getLogger("mcp").setLevel(logging.ERROR)
     server = MCPServer("miles", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
     for call in _tools_of(ReadingTools(site)):
-        server.tool(annotations=ToolAnnotations(read_only_hint=True))(_explained(call))
+        server.tool(annotations=ToolAnnotations(read_only_hint=True))(_wrap_tool(call))
     if site.control is not None:
         for call in _tools_of(ChangingTools(site, site.control)):
-            server.tool(annotations=ToolAnnotations(destructive_hint=True))(_explained(call))
+            server.tool(annotations=ToolAnnotations(destructive_hint=True))(_wrap_tool(call))
     server.run("stdio")
 
 
@@ -74,10 +74,10 @@ class ReadingTools:
             for one in (value if isinstance(value, list) else [value])
         ]
         return endpoint(
-            Asked(
+            RunRequest(
                 shown=self._site.shown.find(run),
                 histories=self._site.histories,
-                question=Question(pairs),
+                query=Query(pairs),
                 names=names or {},
             )
         )
@@ -178,8 +178,8 @@ def _tools_of(owner: object) -> list[Callable[..., Json]]:
     return [getattr(owner, name) for name in vars(type(owner)) if not name.startswith("_")]
 
 
-def _explained(call: Callable[..., Json]) -> Callable[..., Json]:
-    """Wrap a tool: its result is plain JSON with bounded texts, its refusals name a way out."""
+def _wrap_tool(call: Callable[..., Json]) -> Callable[..., Json]:
+    """Wrap a tool: its result becomes plain JSON with bounded texts, and a refusal names a fix."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @functools.wraps(call)

@@ -1,5 +1,5 @@
-"""`/metrics`: what Prometheus scrapes of all runs that are shown, each sample with the label `run`.
-The records are read on from where the last scrape ended."""
+"""Implements `/metrics`: the metrics of all shown runs for Prometheus, each sample with the label
+`run`. Records are read from where the last scrape ended."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from milescli.trackers.prometheus import Exposition
 from milescli.web.shown import ShownRun, ShownRuns
 
 QUIET_S = 3600.0
-"""Runs of a folder without an event for so long are left out."""
+"""Runs of a folder without an event for this many seconds are left out."""
 
 
 @dataclass(slots=True)
-class _Fed:
+class _RunReaders:
     exposition: Exposition
     events: LineReader
     memory: LineReader | None = None
@@ -31,24 +31,24 @@ class _Fed:
 
 @dataclass(slots=True)
 class Metrics:
-    """Metrics of all runs that one server shows."""
+    """Holds the metrics of all runs that one server shows."""
 
-    _fed: dict[Path, _Fed] = field(default_factory=dict)
+    _fed: dict[Path, _RunReaders] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text(self, shown: ShownRuns) -> bytes:
-        """Return what Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         runs = [one for one in shown.all() if shown.folder is None or _is_fresh(one.run)]
         with self._lock:
-            kept = {one.run.path for one in runs}
-            self._fed = {path: fed for path, fed in self._fed.items() if path in kept}
-            return together(self._text(one) for one in runs).encode()
+            paths = {one.run.path for one in runs}
+            self._fed = {path: fed for path, fed in self._fed.items() if path in paths}
+            return join_expositions(self._text(one) for one in runs).encode()
 
     def _text(self, shown: ShownRun) -> str:
         run = shown.run
         fed = self._fed.get(run.path)
         if fed is None:
-            fed = self._fed[run.path] = _Fed(_new(shown), LineReader(run.events_file))
+            fed = self._fed[run.path] = _RunReaders(_new(shown), LineReader(run.events_file))
         for records, is_new in fed.events.blocks():
             if is_new:
                 fed.exposition, fed.memory = _new(shown), None
@@ -62,8 +62,9 @@ class Metrics:
         return fed.exposition.text()
 
 
-def together(texts: Iterable[str]) -> str:
-    """Join the texts of several runs: the head of a metric stands once, before all its samples."""
+def join_expositions(texts: Iterable[str]) -> str:
+    """Join the texts of several runs: the header of a metric is written once, before all its
+    samples."""
     heads, samples = dict[str, str](), dict[str, str]()
     for text in texts:
         for block in re.split(r"^# HELP ", text, flags=re.MULTILINE)[1:]:

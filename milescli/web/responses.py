@@ -1,5 +1,5 @@
-"""What the server sends: values as strict JSON, with an ETag, packed where that helps; and refusals
-in three parts, with their HTTP status. Pure."""
+"""Encodes what the server sends: values as strict JSON, with an ETag, compressed if that helps; and
+refusals in three parts, with their HTTP status. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GZIP_LEVEL = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """The body of a response."""
+    """Holds the body of a response."""
 
     data: bytes
     etag: str
@@ -31,7 +31,7 @@ class Body:
 
 
 def body_of(data: bytes, *, may_pack: bool) -> Body:
-    """Make a body; `may_pack`: the reader knows gzip."""
+    """Make a body; `may_pack`: True if the client accepts gzip."""
     etag = f'W/"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
     if may_pack and len(data) >= PACKED_FROM_BYTES:
         return Body(data=gzip.compress(data, _GZIP_LEVEL, mtime=0), etag=etag, is_packed=True)
@@ -48,7 +48,7 @@ def to_json(value: object) -> bytes:
 
 
 class Refusal(MilesError):
-    """A request that is refused with what, why and fix."""
+    """Reports a request that is refused with what, why and fix."""
 
     status: int = 400
 
@@ -58,28 +58,28 @@ class Refusal(MilesError):
 
 
 class BadRequest(Refusal):
-    """The request makes no sense."""
+    """Reports an invalid request."""
 
 
 class Forbidden(Refusal):
-    """The request has no key, or the file is not ours to read."""
+    """Reports a request without the key, or for a file that the server may not read."""
 
     status = 403
 
 
 class NotFound(Refusal):
-    """There is no such run, step or file."""
+    """Reports that the run, step or file does not exist."""
 
     status = 404
 
 
 class WrongMethod(Refusal):
-    """The method is neither GET nor HEAD."""
+    """Reports a method other than GET and HEAD."""
 
     status = 405
 
 
 class Busy(Refusal):
-    """Too many concurrent requests, or the disk does not reply."""
+    """Reports too many concurrent requests, or a disk that does not reply."""
 
     status = 503

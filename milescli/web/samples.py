@@ -1,5 +1,5 @@
-"""`sample-steps`, `samples`: the samples that a run keeps of its rollouts, for people to read. Text
-of a model is sent as JSON only."""
+"""Implements `sample-steps` and `samples`: the samples that a run stores of its rollouts, for
+people to read. Text of a model is only sent as JSON."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from milescli.insight.samples import (
     read_samples,
     sample_steps,
 )
-from milescli.web.asked import Asked, Json
 from milescli.web.files import file_within, readable
 from milescli.web.responses import BadRequest, NotFound
+from milescli.web.run_request import Json, RunRequest
 
 MAX_BYTES = 256 * 2**20
 """Largest file of one step's samples."""
 
 
-def steps(asked: Asked) -> Json:
-    """Return the steps whose samples were kept, ascending."""
-    return {"steps": sample_steps(asked.run)}
+def steps(request: RunRequest) -> Json:
+    """Return the steps with stored samples, ascending."""
+    return {"steps": sample_steps(request.run)}
 
 
-def samples(asked: Asked) -> Json:
+def samples(request: RunRequest) -> Json:
     """Return the samples of one step (default: the newest), by prompt."""
-    step = asked.question.number("step")
+    step = request.query.number("step")
     if step is None:
-        kept = sample_steps(asked.run)
-        if not kept:
-            raise _none(asked, "of any step")
-        step = kept[-1]
+        steps = sample_steps(request.run)
+        if not steps:
+            raise _none(request, "of any step")
+        step = steps[-1]
     try:
-        file = file_within(asked.run.path, f"rollouts/step_{step}.jsonl")
+        file = file_within(request.run.path, f"rollouts/step_{step}.jsonl")
     except NotFound:
-        raise _none(asked, f"of step {step}") from None
+        raise _none(request, f"of step {step}") from None
     if (size := file.stat().st_size) > MAX_BYTES:
         raise BadRequest(
             f"the samples of step {step} are too large for a page",
@@ -48,7 +48,7 @@ def samples(asked: Asked) -> Json:
             fix=f"less {file}",
         )
     with readable(file), open(file, "rb"):
-        found = read_samples(asked.run, step)
+        found = read_samples(request.run, step)
     groups = [
         {
             "prompt_index": index,
@@ -65,21 +65,21 @@ def samples(asked: Asked) -> Json:
     return {"step": step, "groups": groups}
 
 
-def image(asked: Asked) -> bytes:
+def image(request: RunRequest) -> bytes:
     """Return the PNG of the hash in the URL. Raises NotFound."""
-    name = asked.names["sha256"]
-    if (png := read_image(asked.run, name)) is None:
+    name = request.names["sha256"]
+    if (png := read_image(request.run, name)) is None:
         raise NotFound(
-            f"run `{asked.shown.id}` kept no picture `{name[:80]}`",
+            f"run `{request.shown.id}` kept no picture `{name[:80]}`",
             why="a run keeps the pictures of samples that it keeps, each named by its SHA-256",
-            fix=f"ls {asked.run.images_dir}",
+            fix=f"ls {request.run.images_dir}",
         )
     return png
 
 
-def _none(asked: Asked, of_what: str) -> NotFound:
+def _none(request: RunRequest, of_what: str) -> NotFound:
     return NotFound(
-        f"run `{asked.shown.id}` kept no samples {of_what}",
+        f"run `{request.shown.id}` kept no samples {of_what}",
         why="a run keeps some samples of each step that it has done; one over rows samples nothing",
         fix="ask for a step that sample-steps lists",
     )
@@ -94,27 +94,27 @@ _AROUND = 80
 """Characters shown on either side of a match."""
 
 
-def find_samples(asked: Asked) -> Json:
+def find_samples(request: RunRequest) -> Json:
     """Find samples whose response contains `q`, in any case. If their prompt contains it, the first
     sample stands for all. `is_all`: True if every step was searched."""
-    text = asked.question.text("q").lower()
-    limit = asked.question.count("limit", 50, low=1, high=MAX_LIMIT)
+    text = request.query.text("q").lower()
+    limit = request.query.count("limit", 50, low=1, high=MAX_LIMIT)
     # the folder may be a link to somewhere else: then it is not the run's
-    is_own = asked.run.path.resolve() in asked.run.rollouts_dir.resolve().parents
-    steps = sample_steps(asked.run)[::-1] if text and is_own else []
+    is_own = request.run.path.resolve() in request.run.rollouts_dir.resolve().parents
+    steps = sample_steps(request.run)[::-1] if text and is_own else []
     until, found, searched, is_all = time.monotonic() + SEARCH_S, list[Json](), 0, True
     for step in steps:
         if time.monotonic() > until or len(found) >= limit:
             is_all = False
             break
         searched += 1
-        is_all = _search(asked, step, text, found) and is_all
+        is_all = _search(request, step, text, found) and is_all
     return {"found": found[:limit], "searched_steps": searched, "is_all": is_all}
 
 
-def _search(asked: Asked, step: int, text: str, found: list[Json]) -> bool:
+def _search(request: RunRequest, step: int, text: str, found: list[Json]) -> bool:
     """Add the matches of one step; return False if it could not be read."""
-    file = asked.run.rollouts_dir / f"step_{step}.jsonl"
+    file = request.run.rollouts_dir / f"step_{step}.jsonl"
     try:
         seen = file.lstat()
         if seen.st_size > MAX_SEARCHED_BYTES or not stat.S_ISREG(seen.st_mode):
@@ -149,8 +149,8 @@ def _within_json(text: str) -> bytes:
     return json.dumps(text)[1:-1].lower().encode()
 
 
-def _excerpt(said: str, text: str) -> str | None:
-    if (at := said.lower().find(text)) < 0:
+def _excerpt(source: str, text: str) -> str | None:
+    if (at := source.lower().find(text)) < 0:
         return None
     begin, end = max(0, at - _AROUND), at + len(text) + _AROUND
-    return "…" * (begin > 0) + said[begin:end] + "…" * (end < len(said))
+    return "…" * (begin > 0) + source[begin:end] + "…" * (end < len(source))

@@ -1,6 +1,6 @@
-"""The live page as one file: its own scripts and styles, and inside them what the server would
-reply, so that a browser shows a run, two compared, or a sweep, without a server and a network.
-`miles report` writes it. Secrets, logins and places of the machine are left out."""
+"""Writes the live page as one file: its own scripts and styles, and the server's replies inside, so
+that a browser shows a run, a comparison of two, or a sweep, without a server and a network. `miles
+report` writes it. Secrets, logins and paths of the machine are left out."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from milescli.insight.samples import read_image
 from milescli.insight.timeline import STEP_ACTORS
 from milescli.report.chosen_samples import ShownStep
 from milescli.report.compare import ALIKE, RunsCompared, figure_rows
-from milescli.report.formats import made_by
+from milescli.report.formats import signature
 from milescli.report.make import HTML_MARK, without_places
 from milescli.report.subject import Subject
 from milescli.web import columns, endpoints, evaluations
-from milescli.web.asked import Asked, Json, Question
 from milescli.web.files import STATIC, VENDORED
 from milescli.web.histories import Histories
 from milescli.web.responses import to_json
+from milescli.web.run_request import Json, Query, RunRequest
 from milescli.web.shown import ShownRun
 
 MAX_STEPS = 1000
-"""Largest number of steps whose figures a file has; beyond it, those with the extremes of each
-figure."""
+"""Largest number of steps whose figures are in the file; if there are more, those with the extremes
+of each figure."""
 MAX_TIMED_STEPS = 200
-"""Newest steps of which it holds the phases."""
+"""Number of the newest steps whose phases are in the file."""
 MAX_NOTICES = 2000
 MAX_POINTS = 300
 """Largest number of points of memory over time."""
@@ -67,7 +67,7 @@ def compare_page(compared: RunsCompared) -> str:
     comparison = {
         "names": names,
         "headline": compared.headline,
-        "is_seen": compared.is_seen,
+        "is_seen": compared.is_significant,
         "sentences": compared.sentences,
         "notes": compared.notes,
         "figures": list(figure_rows(compared)),
@@ -85,8 +85,8 @@ def compare_page(compared: RunsCompared) -> str:
 
 
 def sweep_page(sweep: Json, subjects: Sequence[Subject], *, made_s: float) -> str:
-    """Return the page of a sweep, which opens at its trials. `sweep`: what the page shows of all of
-    them; `subjects`: the runs that it holds, the most accurate first."""
+    """Return the page of a sweep, which opens at its trials. `sweep`: the data about all trials;
+    `subjects`: the included runs, the most accurate first."""
     content = {**_runs({one.name: one for one in subjects}), "sweep": sweep}
     return _page(str(sweep["name"]), content, images=_images(subjects), made_s=made_s)
 
@@ -95,15 +95,15 @@ def sweep_page(sweep: Json, subjects: Sequence[Subject], *, made_s: float) -> st
 
 
 def _runs(subjects: Mapping[str, Subject]) -> Json:
-    """Return the list of runs, and by id the replies to all that the page asks of one."""
+    """Return the list of runs, and by id the replies to all requests of the page about one."""
     listed, answers = [], dict[str, Json]()
     for name, subject in subjects.items():
         adapters = {f"{name}:{one.history.name}": one for one in subject.adapters}
         listed.append(_line(name, subject, adapters=[*adapters]))
-        answers[name] = _answers(ShownRun(id=name, run=subject.run), subject, {})
+        answers[name] = _replies(ShownRun(id=name, run=subject.run), subject, {})
         for own_id, own in adapters.items():
-            shown = ShownRun(id=own_id, run=own.run, above=subject.run)
-            answers[own_id] = _answers(shown, own, {subject.run.path: subject.history})
+            shown = ShownRun(id=own_id, run=own.run, parent=subject.run)
+            answers[own_id] = _replies(shown, own, {subject.run.path: subject.history})
     return {"runs": listed, "answers": answers}
 
 
@@ -123,54 +123,54 @@ def _line(name: str, subject: Subject, *, adapters: Sequence[str]) -> Json:
 
 
 @dataclass(frozen=True, slots=True)
-class _AlreadyRead:
-    """Histories by run directory, in place of those that a server reads."""
+class _GivenHistories:
+    """Provides histories that were read already, in place of `Histories`."""
 
     by_path: Mapping[Path, History]
 
     @contextmanager
     def reading(self, run: RunDir) -> Iterator[History]:
-        """Give the history of a run."""
+        """Provide the history of a run."""
         yield self.by_path[run.path]
 
 
-def _answers(shown: ShownRun, subject: Subject, above: Mapping[Path, History]) -> Json:
-    read = _AlreadyRead({**above, subject.run.path: subject.history})
+def _replies(shown: ShownRun, subject: Subject, above: Mapping[Path, History]) -> Json:
+    read = _GivenHistories({**above, subject.run.path: subject.history})
 
-    def asked(**query: object) -> Asked:
+    def request(**query: object) -> RunRequest:
         pairs = tuple((name, str(value)) for name, value in query.items())
         histories = cast(Histories, read)
-        return Asked(shown=shown, histories=histories, question=Question(pairs))
+        return RunRequest(shown=shown, histories=histories, query=Query(pairs))
 
     notices = [asdict(one) for one in subject.history.notices[-MAX_NOTICES:]]
     return {
         "summary": {**asdict(subject.summary), "error": subject.history.error},
-        "why": endpoints.why(asked()),
-        "beginning": endpoints.beginning(asked()),
-        "names": columns.names(asked()),
+        "why": endpoints.why(request()),
+        "beginning": endpoints.beginning(request()),
+        "names": columns.names(request()),
         "columns": _columns(subject.history),
         "notices": {"notices": [{**one, "text": _URL.sub("…", one["text"])} for one in notices]},
-        "timeline": _timeline(asked(first=0), newest=subject.history.step),
-        "memory": _memory(asked(), subject),
+        "timeline": _timeline(request(first=0), newest=subject.history.step),
+        "memory": _memory(request(), subject),
         "recipe": {
             "keys": [
                 {"key": one.name, "value": one.value, "origin": one.origin} for one in subject.keys
             ]
         },
-        "plan": _only(endpoints.plan(asked()), _OF_PLAN),
-        "manifest": _only(endpoints.manifest(asked()), _OF_MANIFEST),
+        "plan": _select(endpoints.plan(request()), _OF_PLAN),
+        "manifest": _select(endpoints.manifest(request()), _OF_MANIFEST),
         "sample-steps": {"steps": [one.step for one in subject.samples]},
         "samples": {one.step: _samples(one) for one in subject.samples},
-        "evaluations": _evaluations(asked(), subject),
+        "evaluations": _evaluations(request(), subject),
     }
 
 
-def _only(answer: Json, names: Sequence[str]) -> Json:
+def _select(answer: Json, names: Sequence[str]) -> Json:
     return {name: answer[name] for name in names if name in answer}
 
 
 def _columns(history: History) -> Json:
-    drawn = columns.drawn(history.columns, list(history.columns), points=MAX_STEPS)
+    drawn = columns.chart_columns(history.columns, list(history.columns), points=MAX_STEPS)
     short = {
         name: [float(f"{value:.{_DIGITS}g}") for value in values]
         for name, values in drawn["columns"].items()
@@ -178,8 +178,8 @@ def _columns(history: History) -> Json:
     return {**drawn, "columns": short}
 
 
-def _timeline(asked: Asked, *, newest: int) -> Json:
-    answer = endpoints.timeline(asked)
+def _timeline(request: RunRequest, *, newest: int) -> Json:
+    answer = endpoints.timeline(request)
     intervals = [
         one
         for one in answer["intervals"]
@@ -188,8 +188,8 @@ def _timeline(asked: Asked, *, newest: int) -> Json:
     return {"intervals": intervals, "profiles": answer["profiles"]}
 
 
-def _memory(asked: Asked, subject: Subject) -> Json:
-    answer, whole = endpoints.memory(asked), None
+def _memory(request: RunRequest, subject: Subject) -> Json:
+    answer, whole = endpoints.memory(request), None
     if subject.memory is not None and subject.memory.curve:
         most = max(size for _, size in subject.memory.curve)
         whole = {"most_bytes": most, "oom_kills": subject.memory.oom_kills}
@@ -235,9 +235,9 @@ def _images(subjects: Iterable[Subject]) -> dict[str, str]:
     return found
 
 
-def _evaluations(asked: Asked, subject: Subject) -> Json:
+def _evaluations(request: RunRequest, subject: Subject) -> Json:
     """Return the results without the files of their samples, which are not in the page."""
-    answer = evaluations.evaluations(asked)
+    answer = evaluations.evaluations(request)
     intervals = {one.step: one.interval for one in subject.evaluations if one.interval}
     for one in answer["evaluations"]:
         if (interval := intervals.get(one["step"])) is not None:
@@ -251,9 +251,11 @@ def _evaluations(asked: Asked, subject: Subject) -> Json:
 
 
 def _page(title: str, content: Json, *, images: Mapping[str, str], made_s: float) -> str:
-    """Return the whole file. Its content policy allows its own script and style, by their hashes,
-    and nothing else; no text in it can end the element that it stands in."""
-    note = f"{made_by(made_s)} One file: it loads nothing from anywhere. Paths, logins and secrets "
+    """Return the whole file. Its content policy allows only its own script and style, by their
+    hashes; no text in it can end the element that contains it."""
+    note = (
+        f"{signature(made_s)} One file: it loads nothing from anywhere. Paths, logins and secrets "
+    )
     content = without_places({**content, "note": f"{note}are left out."})
     data = to_json({**content, "images": images}).decode()
     for letter in "<>&":
@@ -313,9 +315,8 @@ def _script(name: str) -> str:
 
 
 def _bundle() -> str:
-    """Return the page's modules as one script, since a browser refuses the imports of a page that
-    it opened from a file: each becomes a function that fills `exports`, called at its first
-    import."""
+    """Return the page's modules as one script, because a browser refuses imports in a page opened
+    from a file: each module becomes a function that fills `exports`, called at its first import."""
     modules = "\n".join(
         f'"{file.name}"(exports, need) {{\n{_as_function(_script(file.name))}}},'
         for file in sorted(STATIC.glob("*.js"))
@@ -330,7 +331,7 @@ def _bundle() -> str:
 
 
 def _as_function(text: str) -> str:
-    """Rewrite a module's imports and exports, which stand at the beginning of a line."""
+    """Rewrite a module's imports and exports, which must be at the beginning of a line."""
     rules = (
         (r"^import \* as (\w+) from \"\./([\w.]+)\";", r'const \1 = need("\2");'),
         (r"^import (\{[^}]*\}) from \"\./([\w.]+)\";", r'const \1 = need("\2");'),

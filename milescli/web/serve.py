@@ -1,5 +1,5 @@
-"""A socket, and uvicorn on it until Ctrl-C. The key is in no log, no argv and no file of a run; the
-user's own key is in a file that only they can read."""
+"""Opens a socket and runs uvicorn on it until Ctrl-C. The key is in no log, no argv and no file of
+a run; the user's own key is in a file that only they can read."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ KEY_FILE = "ui-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
-    """Where a server listens."""
+class PageSocket:
+    """Holds the socket and the gate of a server."""
 
     listener: socket.socket
     gate: Gate
@@ -77,9 +77,9 @@ class Door:
         return is_loopback(self.gate.host)
 
 
-def open_door(
+def open_page_socket(
     *, host: str, port: int | None, state: Path | None = None, can_control: bool = False
-) -> Door:
+) -> PageSocket:
     """Listen on a port; 0: any free one; None: the usual one, or a free one if that is in use. On
     loopback the key is the user's own, kept in the folder `state` if there is one; elsewhere it is
     new. Raises MachineError."""
@@ -89,15 +89,15 @@ def open_door(
     if state is not None and is_loopback(host):
         # whoever listens at the usual port may have been sent the key by a bookmark
         is_known = number != DEFAULT_PORT and _listens(DEFAULT_PORT) not in (None, os.getuid())
-        key = kept_key(state, is_new=is_known)
+        key = user_key(state, is_new=is_known)
     gate = Gate(
         key=key or new_key(),
         host=host,
         port=number,
-        is_kept=key is not None,
+        is_permanent=key is not None,
         can_control=can_control,
     )
-    return Door(listener=listener, gate=gate)
+    return PageSocket(listener=listener, gate=gate)
 
 
 def address_of(host: str, port: int) -> str:
@@ -137,15 +137,15 @@ def _listens(port: int) -> int | None:
     return None
 
 
-def kept_key(state: Path, *, is_new: bool = False) -> str | None:
+def user_key(state: Path, *, is_new: bool = False) -> str | None:
     """Return the user's key. It is created if it is missing, if `is_new`, or if others could have
     read it. Returns None if the folder is not writable."""
     file = state / KEY_FILE
     with contextlib.suppress(OSError):
         number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(number, encoding="ascii", errors="replace") as opened:
-            seen = os.fstat(number)
-            is_private = seen.st_uid == os.getuid() and not seen.st_mode & 0o077
+            status = os.fstat(number)
+            is_private = status.st_uid == os.getuid() and not status.st_mode & 0o077
             text = opened.read(200).strip()
             if is_private and not is_new and re.fullmatch(r"[\w-]{20,64}", text):
                 return text
@@ -163,14 +163,18 @@ def kept_key(state: Path, *, is_new: bool = False) -> str | None:
 
 
 def serve(
-    door: Door, shown: ShownRuns, *, fault: Callable[[str], None], ready: Callable[[], None]
+    page_socket: PageSocket,
+    shown: ShownRuns,
+    *,
+    on_fault: Callable[[str], None],
+    ready: Callable[[], None],
 ) -> None:
     """Serve the page until SIGINT or SIGTERM. `ready` is called once before the first request is
-    answered; earlier requests wait. `fault` receives a sentence if the server itself fails."""
+    answered; earlier requests wait. `on_fault` receives a sentence if the server itself fails."""
 
     async def serving() -> None:
-        control = Control() if door.gate.can_control else None
-        server = PageServer(door, Site(shown=shown, fault=fault, control=control))
+        control = Control() if page_socket.gate.can_control else None
+        server = PageServer(page_socket, Site(shown=shown, on_fault=on_fault, control=control))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
@@ -181,11 +185,11 @@ def serve(
 
 
 class PageServer:
-    """Serves a site through a door; belongs to one event loop."""
+    """Serves a site on a socket; belongs to one event loop."""
 
-    def __init__(self, door: Door, site: Site) -> None:
+    def __init__(self, page_socket: PageSocket, site: Site) -> None:
         config = uvicorn.Config(
-            make_app(site, door.gate),
+            make_app(site, page_socket.gate),
             log_config=None,
             log_level="critical",
             access_log=False,
@@ -197,7 +201,7 @@ class PageServer:
             timeout_keep_alive=30,
             limit_concurrency=MAX_CONNECTIONS,
         )
-        self._door, self._site, self._server = door, site, _Server(config)
+        self._door, self._site, self._server = page_socket, site, _Server(config)
 
     async def serve(self) -> None:
         """Serve until `stop`."""
@@ -210,7 +214,8 @@ class PageServer:
                 self._site.control.close()
 
     def stop(self) -> None:
-        """Admit nobody, end the streams, and let `serve` return. Called in its event loop."""
+        """Accept no more requests, end the streams, and let `serve` return. Called in its event
+        loop."""
         self._site.streams.close()
         self._server.should_exit = True
 
@@ -218,9 +223,9 @@ class PageServer:
 async def _forget(site: Site) -> None:
     while True:
         await asyncio.sleep(FORGET_EVERY_S)
-        site.histories.forget_unused()
+        site.histories.drop_unused()
         if site.control is not None:
-            site.control.forget_unused()
+            site.control.drop_unused()
 
 
 class _Server(uvicorn.Server):

@@ -1,5 +1,5 @@
-"""The runs that a server shows, by the ids in its URLs. New runs in a runs folder appear by
-themselves."""
+"""Finds the runs that a server shows, by the ids in its URLs. New runs in a runs folder appear
+automatically."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class ShownRun:
     id: str
     """Id in URLs: the run's name, made unique; for an adapter `run:adapter`."""
     run: RunDir
-    above: RunDir | None = None
+    parent: RunDir | None = None
     """For an adapter, the run that trains it; else None."""
 
     @property
     def adapters(self) -> list[str]:
         """Return the ids of the run's adapters."""
         names = sorted(file.parent.name for file in self.run.adapters_dir.glob(f"*/{RECIPE_FILE}"))
-        return [] if self.above else [f"{self.id}:{name}" for name in names]
+        return [] if self.parent else [f"{self.id}:{name}" for name in names]
 
 
 @dataclass(slots=True, kw_only=True)
 class ShownRuns:
-    """The runs that one server shows."""
+    """Holds the runs that one server shows."""
 
     folder: Path | None = None
     """Show all runs in this folder; None: show those in `named`."""
@@ -57,7 +57,7 @@ class ShownRuns:
         name, _, adapter = run_id.rpartition(":")
         if name in runs and run_id in runs[name].adapters:
             above = runs[name].run
-            return ShownRun(id=run_id, run=RunDir(above.adapters_dir / adapter), above=above)
+            return ShownRun(id=run_id, run=RunDir(above.adapters_dir / adapter), parent=above)
         guess = nearest(run_id, runs)
         raise NotFound(
             f"there is no run `{run_id[:100]}`",
@@ -88,7 +88,8 @@ def _by_id(paths: Sequence[Path]) -> dict[str, ShownRun]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """List runs, newest first, without those that go away or that this user may not read."""
+    """List runs, newest first, without those that disappear meanwhile or that this user may not
+    read."""
     ages = list[tuple[float, Path]]()
     for file in folder.glob(f"*/{RECIPE_FILE}"):
         try:

@@ -1,1 +1,2 @@
-"""Child processes that answer calls over pipes: workers, pools of them, and what guards them."""
+"""Runs child processes that answer calls over pipes: workers, pools of them, and guards that end
+them."""

@@ -1,6 +1,6 @@
-"""A process for the user's functions that an event loop here calls. `AsyncWorker` is for an async
-function, whose calls may request things from here. `QuickCalls` is for a plain function whose calls
-may take microseconds; all calls of one round of the event loop are sent in one frame."""
+"""Calls functions of the user in a process, from an event loop. `AsyncWorker` is for an async
+function, whose calls may send requests to this process. `QuickCalls` is for a plain function whose
+calls may take microseconds; all calls of one round of the event loop are sent in one frame."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ PING_EVERY_S = 5.0
 """Seconds between two pings of the process's event loop while calls run."""
 
 Answer = Callable[..., Awaitable[Any]]
-"""Returns the answer to what a call requests."""
+"""Returns the answer to a request of a running call."""
 
 
 class AsyncWorker:
-    """One process, started with the first call. Belongs to one event loop. The user's code may
-    block the event loop of the process, but not the driver's."""
+    """Calls an async function in one process, started with the first call. Belongs to one event
+    loop. The user's code may block the event loop of the process, but not the driver's."""
 
     def __init__(
         self, target: str, *, memory_bytes: int = MEMORY_BYTES, memory_key: str = ""
     ) -> None:
-        """`target`, `memory_bytes`, `memory_key`: as in UserWorker; the target is an `async
-        def`."""
+        """Set the target. `target`, `memory_bytes`, `memory_key`: as in UserWorker; the target is
+        an `async def`."""
         self._arguments = (target, memory_bytes, memory_key)
         self._worker: UserWorker | None = None
         self._num_running = 0
         self._watch: asyncio.Task[None] | None = None
 
     async def call(self, *args: Any, answer: Answer, **options: Any) -> Any:
-        """Return the target's result. `answer` is awaited with each request that the target makes
-        (`child.asking`). Raises what `answer` raised, a MilesError of the target's, or CallFailed
-        with its traceback."""
-        worker, loop = await self._started(), asyncio.get_running_loop()
+        """Return the target's result. `answer` is awaited with each request that the target sends
+        (`child.parent_requests`). Raises what `answer` raised, a MilesError of the target, or
+        CallFailed with its traceback."""
+        worker, loop = await self._ready_worker(), asyncio.get_running_loop()
         answering, failures = set[asyncio.Task[None]](), list[Exception]()
 
-        async def settle(question: int, asked: tuple[Any, ...]) -> None:
+        async def settle(question: int, request: tuple[Any, ...]) -> None:
             value: Any
             try:
-                value = await answer(*asked)
+                value = await answer(*request)
             except MilesError as error:
                 value = error
             except Exception as error:  # a fault of ours, or of an engine: raised here, too
@@ -53,14 +53,16 @@ class AsyncWorker:
                 value = RuntimeError(f"miles failed: {error!r}")
             worker.answer(number, question, value)
 
-        def start(question: int, asked: tuple[Any, ...]) -> None:
-            task = loop.create_task(settle(question, asked))
+        def start(question: int, request: tuple[Any, ...]) -> None:
+            task = loop.create_task(settle(question, request))
             answering.add(task)
             task.add_done_callback(answering.discard)
 
         number, reply = worker.call(
             *args,
-            on_ask=lambda question, asked: loop.call_soon_threadsafe(start, question, asked),
+            on_request=lambda question, request: loop.call_soon_threadsafe(
+                start, question, request
+            ),
             **options,
         )
         self._count(worker, 1)
@@ -92,9 +94,9 @@ class AsyncWorker:
             self._worker.end()
             self._worker = None
 
-    async def _started(self) -> UserWorker:
-        """Return the process once it is ready. One that has ended by itself fails its calls,
-        because its state is lost."""
+    async def _ready_worker(self) -> UserWorker:
+        """Return the process once it is ready. If it has ended by itself, raise CallFailed, because
+        its state is lost."""
         worker = self._worker
         if worker is None:
             worker = self._worker = UserWorker(*self._arguments, shows_output=True)
@@ -116,7 +118,7 @@ class AsyncWorker:
                 async with asyncio.timeout(user_code.BOUND_S):
                     await pong
             except TimeoutError:
-                where = await asyncio.to_thread(worker.where_it_is)
+                where = await asyncio.to_thread(worker.current_lines)
                 worker.end(
                     f"it held its event loop up for {user_code.BOUND_S:g} s"
                     + (f"; it was at{where}" if where else "")
@@ -127,22 +129,23 @@ class AsyncWorker:
             await asyncio.sleep(min(PING_EVERY_S, user_code.BOUND_S))
 
 
-_Settled = tuple["QuickCall", Any, BaseException | None]
+_Settlement = tuple["QuickCall", Any, BaseException | None]
 """A call, its result, and what it raised."""
 
 
 class QuickCall:
-    """A call that was sent. Its reply settles `future`, in the event loop. Implements Reply."""
+    """Represents a call that was sent. Its reply settles `future`, in the event loop. Implements
+    Reply."""
 
     __slots__ = ("_settle_soon", "future")
 
-    def __init__(self, settle_soon: Callable[[_Settled], None] | None = None) -> None:
-        """`settle_soon`: takes the reply from the reading thread and calls `settle` later; None:
-        `settle` is called directly."""
+    def __init__(self, settle_soon: Callable[[_Settlement], None] | None = None) -> None:
+        """Create a call. `settle_soon`: takes the reply from the reading thread and calls `settle`
+        later; None: `settle` is called directly."""
         self._settle_soon = settle_soon
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    def again(self) -> asyncio.Future[Any]:
+    def wait_again(self) -> asyncio.Future[Any]:
         """Wait for the reply again, if the previous waiter was cancelled."""
         if self.future.cancelled():
             self.future = asyncio.get_running_loop().create_future()
@@ -173,7 +176,8 @@ class QuickCall:
 
 
 class CallProcess(Protocol):
-    """A process with quick calls, here or on another computer; started with the first call."""
+    """Defines a process with quick calls, here or on another computer; started with the first
+    call."""
 
     @property
     def lives(self) -> bool:
@@ -202,14 +206,14 @@ NewCallProcess = Callable[..., CallProcess]
 
 
 class QuickCalls(AsyncWorker):
-    """One process, started with the first call. Belongs to one event loop. The target is a plain
-    function that is marked `in_threads` (see `child_threads`). Implements CallProcess."""
+    """Calls a plain function that is marked `in_threads` (see `child_threads`) in one process,
+    started with the first call. Belongs to one event loop. Implements CallProcess."""
 
     def __init__(self, target: str, *, memory_bytes: int, memory_key: str) -> None:
         """Take the arguments of AsyncWorker."""
         super().__init__(target, memory_bytes=memory_bytes, memory_key=memory_key)
         self._unsent = list[tuple[QuickCall, Any]]()
-        self._replies = deque[_Settled]()
+        self._replies = deque[_Settlement]()
         self._settles = self._is_ready = False
         self._loop: asyncio.AbstractEventLoop | None = None
         """Set by the first call."""
@@ -218,7 +222,7 @@ class QuickCalls(AsyncWorker):
         """Send a call, as CallProcess requires. CallFailed has the function's traceback."""
         if self._worker is None or not self._is_ready:
             self._loop = asyncio.get_running_loop()
-            await self._started()
+            await self._ready_worker()
             self._is_ready = True
         assert self._loop is not None
         call = QuickCall(self._settle_soon)
@@ -241,7 +245,7 @@ class QuickCalls(AsyncWorker):
         worker.request_many(calls)
         self._count(worker, len(calls))
 
-    def _settle_soon(self, reply: _Settled) -> None:
+    def _settle_soon(self, reply: _Settlement) -> None:
         """Queue a reply, from any thread; the event loop settles all queued replies at once."""
         self._replies.append(reply)
         if not self._settles:

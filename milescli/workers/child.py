@@ -1,6 +1,7 @@
-"""The other side of a UserWorker: `python -m milescli.workers.child BYTES` reads messages, calls
-one function of miles for each, which calls the user's, and writes its result. A plain function runs
-one call at a time; an async one, or a plain one marked `in_threads`, all at once."""
+"""Runs the child side of a UserWorker: `python -m milescli.workers.child BYTES` reads messages,
+calls one function of miles for each, which calls the user's, and writes its result. A plain
+function runs one call at a time; an async one, or a plain one marked `in_threads`, runs all at
+once."""
 
 from __future__ import annotations
 
@@ -59,15 +60,15 @@ class _Replies:
 
 
 @dataclass(slots=True)
-class Asking:
-    """Lets an async call make requests to the parent while it runs."""
+class ParentRequests:
+    """Lets an async call send requests to the parent while it runs."""
 
     number: int
     send: Callable[[int, str, Any], None]
     answers: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    async def ask(self, what: Any) -> Any:
+    async def request(self, what: Any) -> Any:
         """Return the parent's answer, or raise what it raised."""
         question = next(self.numbers)
         answer = self.answers[question] = asyncio.get_running_loop().create_future()
@@ -77,7 +78,7 @@ class Asking:
         finally:
             del self.answers[question]
 
-    def settle(self, question: int, value: Any) -> None:
+    def set_answer(self, question: int, value: Any) -> None:
         """Set the answer to a question."""
         answer = self.answers.get(question)
         if answer is None or answer.done():
@@ -88,8 +89,8 @@ class Asking:
             answer.set_result(value)
 
 
-asking: contextvars.ContextVar[Asking] = contextvars.ContextVar("asking")
-"""The Asking of the current call."""
+parent_requests: contextvars.ContextVar[ParentRequests] = contextvars.ContextVar("parent_requests")
+"""The ParentRequests of the current call."""
 
 
 def main(memory_bytes: int) -> None:
@@ -112,7 +113,9 @@ def main(memory_bytes: int) -> None:
     replies.send(-1, "ready", None)
     if getattr(function, "in_threads", False):
         # nothing else was sent before "ready": all of it is still in the pipe
-        LeadingThreads(function, source.fileno(), reply=replies.send_many, failed=_sendable).run()
+        LeadingThreads(
+            function, source.fileno(), reply=replies.send_many, failed=_error_to_send
+        ).run()
         return
     if iscoroutinefunction(function):
         asyncio.run(_serve_all_at_once(function, source, replies))
@@ -123,13 +126,13 @@ def main(memory_bytes: int) -> None:
         try:
             value = function(*args, **options)
         except BaseException as error:  # SystemExit and the like must not end it in silence
-            kind, value = "error", _sendable(error)
+            kind, value = "error", _error_to_send(error)
         replies.send(number, kind, value)
 
 
 async def _serve_all_at_once(function: Any, source: BinaryIO, replies: _Replies) -> None:
     loop, frames = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
-    tasks, calls = dict[int, asyncio.Task[None]](), dict[int, Asking]()
+    tasks, calls = dict[int, asyncio.Task[None]](), dict[int, ParentRequests]()
 
     def read() -> None:
         frame: bytes | None = b""
@@ -138,14 +141,14 @@ async def _serve_all_at_once(function: Any, source: BinaryIO, replies: _Replies)
             loop.call_soon_threadsafe(frames.put_nowait, frame)
 
     async def run(number: int, args: Any, options: Any) -> None:
-        asking.set(calls[number])
+        parent_requests.set(calls[number])
         kind, value = "value", None
         try:
             value = await function(*args, **options)
         except asyncio.CancelledError:
             return
         except BaseException as error:
-            kind, value = "error", _sendable(error)
+            kind, value = "error", _error_to_send(error)
         replies.send(number, kind, value)
 
     def forget(number: int) -> None:
@@ -156,16 +159,16 @@ async def _serve_all_at_once(function: Any, source: BinaryIO, replies: _Replies)
     while (frame := await frames.get()) is not None:
         number, kind, what = pickle.loads(frame)
         if kind == "call":
-            calls[number] = Asking(number, replies.send)
+            calls[number] = ParentRequests(number, replies.send)
             tasks[number] = loop.create_task(run(number, *what))
             tasks[number].add_done_callback(lambda _, number=number: forget(number))
         elif kind == "ping":
             replies.send(number, "value", None)
         elif number in tasks:
-            tasks[number].cancel() if kind == "cancel" else calls[number].settle(*what)
+            tasks[number].cancel() if kind == "cancel" else calls[number].set_answer(*what)
 
 
-def _sendable(error: BaseException) -> MilesError | str:
+def _error_to_send(error: BaseException) -> MilesError | str:
     """Return the form in which an error is sent: a MilesError as it is, else the traceback from the
     user's first frame on."""
     if isinstance(error, MilesError):

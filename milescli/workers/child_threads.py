@@ -1,10 +1,9 @@
-"""Runs many calls of a plain function at once, in the child behind a UserWorker: quick ones one
-after the other in the thread that reads them, slow ones each in a thread of its own.
+"""Runs many calls of a plain function at once, in the child of a UserWorker: quick ones one after
+the other in the thread that reads them, slow ones each in a thread of its own.
 
-One thread leads: it reads calls and makes them. Where a call takes longer than `STALL_S`, another
-thread leads from there on, and the call goes on in its own. For a while the lead passes on before
-calls of that kind are made; then one is tried again as if it were quick.
-"""
+One thread leads: it reads calls and runs them. If a call takes longer than `STALL_S`, another
+thread takes the lead, and the call continues in its own thread. For some time after that, the lead
+is passed on before calls of this kind run; then one is tried again as if it were quick."""
 
 from __future__ import annotations
 
@@ -19,23 +18,24 @@ from typing import Any
 from milescli.workers.frames import PICKLE, SIZE, Message
 
 STALL_S = 0.02
-"""More than a busy machine takes from a thread now and then."""
+"""Seconds after which a call counts as slow; longer than a busy machine occasionally stops a
+thread."""
 FIRST_WHILE_S, LONGEST_WHILE_S = 0.05, 1.0
-"""How long a kind of calls counts as slow: twice as long each time that one is."""
+"""Seconds for which a kind of calls counts as slow: doubled each time that one is slow again."""
 MAX_THREADS = 4096
-"""Calls that may be slow at once; further ones wait."""
+"""Largest number of possibly slow calls at once; further ones wait."""
 STACK_BYTES = 1024**2
 """Stack of each thread in bytes: all stacks count against the memory of the process."""
 _PIECE = 1 << 16
-"""Bytes that are read at a time; a pipe holds as much."""
+"""Largest number of bytes of one read; a pipe holds as much."""
 _QUIET_ROUNDS = 50
 """Rounds without a call until the watch sleeps."""
-_MOST_TOGETHER = 64
-"""Most replies that are sent in one frame, while quick calls are waiting."""
+_MAX_PER_FRAME = 64
+"""Largest number of replies that are sent in one frame while quick calls are waiting."""
 
 
 class LeadingThreads:
-    """The threads, and what they share."""
+    """Holds the threads and the state that they share."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class LeadingThreads:
         reply: Callable[[list[Message]], None],
         failed: Callable[[BaseException], Any],
     ) -> None:
-        """`function`: makes a call; the type of its last argument is the kind of the call.
-        `source`: the pipe; `reply`: writes, in one thread at a time; `failed`: returns what is sent
-        of an exception."""
+        """Set up the threads. `function`: runs a call; the type of its last argument is the kind of
+        the call. `source`: the pipe; `reply`: writes messages, in one thread at a time; `failed`:
+        returns the value to send for an exception."""
         self._function, self._source, self._reply, self._failed = function, source, reply, failed
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._baton, self._ended = threading.Semaphore(0), threading.Event()
@@ -97,7 +97,7 @@ class LeadingThreads:
     def _lead(self) -> None:
         """Read and make calls, until another thread leads."""
         while True:
-            if not self._pending and not self._filled():
+            if not self._pending and not self._wait_for_calls():
                 self._ended.set()
                 threading.Event().wait()  # the process ends with its main thread
             number, kind, what = self._pending.popleft()
@@ -106,7 +106,7 @@ class LeadingThreads:
                     return
             elif kind == "ping":
                 self._replies.append((number, "value", None))
-            if not self._pending or len(self._replies) >= _MOST_TOGETHER:
+            if not self._pending or len(self._replies) >= _MAX_PER_FRAME:
                 self._flush()
 
     def _leads_after(self, number: int, args: Any, options: Any) -> bool:
@@ -117,12 +117,12 @@ class LeadingThreads:
             self._flush()
             with self._lock:
                 self._pass_on()
-            self._send([(number, *self._made(args, options))])
+            self._send([(number, *self._make_call(args, options))])
             return False
         called = self._called = [now, kind]
         if not self._is_watched:
             self._wakes_watch.set()
-        reply = (number, *self._made(args, options))
+        reply = (number, *self._make_call(args, options))
         with self._lock:
             still_leads = self._called is called
             if still_leads:  # else it is the next leader's
@@ -134,15 +134,16 @@ class LeadingThreads:
             self._send([reply])
         return still_leads
 
-    def _made(self, args: Any, options: Any) -> tuple[str, Any]:
-        """Make a call; return (`value` or `error`, what)."""
+    def _make_call(self, args: Any, options: Any) -> tuple[str, Any]:
+        """Run a call; return (`value`, its result) or (`error`, what to send)."""
         try:
             return "value", self._function(*args, **options)
         except BaseException as error:  # SystemExit and the like must not end it in silence
             return "error", self._failed(error)
 
     def _watch(self) -> None:
-        """Let another thread lead where the leader's call takes long; sleep where there is none."""
+        """Let another thread lead if the leader's call takes long; sleep while there are no
+        calls."""
         quiet = 0
         while True:
             time.sleep(STALL_S)
@@ -175,8 +176,8 @@ class LeadingThreads:
             with self._writing:
                 self._reply(replies)
 
-    def _filled(self) -> bool:
-        """Wait for calls; return False where there will be none."""
+    def _wait_for_calls(self) -> bool:
+        """Wait for calls; return False if none can follow."""
         self._flush()
         while not self._pending:
             piece = b""

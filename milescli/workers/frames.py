@@ -1,9 +1,8 @@
-"""Messages between two processes over a pipe: how they are packed, and an outbox that never makes
-its user wait. Standard library alone; used by both sides.
+"""Packs messages between two processes into frames of a pipe, and writes them through an outbox
+that never blocks its user. Standard library only; used by both sides.
 
 A message is (number, kind, value): `call`, `cancel`, `ping` and `answer` go to a worker; `ready`,
-`value`, `error` and `ask` come back.
-"""
+`value`, `error` and `ask` come back."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ _MAX_LINE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How messages are encoded."""
+    """Describes how messages are encoded."""
 
     pack: Callable[[Any], bytes]
     """Raises if the message cannot be encoded."""
@@ -73,14 +72,14 @@ def _from_json(line: bytes) -> Message:
 
 
 PICKLE = Codec(_pickled, _read_pickled, pickle.loads)
-"""A length and a pickle; between processes of our own."""
+"""A length and a pickle: for processes of our own."""
 JSON = Codec(lambda message: json.dumps(message).encode() + b"\n", _read_line, _from_json)
-"""A line of JSON; to processes that hold code of others, from which no pickle is read."""
+"""A line of JSON: for processes that run code of others, from which no pickle is read."""
 
 
 class Outbox:
-    """Frames in the order in which they are put. What is put is written at once if the pipe has
-    room, and by a thread if it has none. Any thread may put one."""
+    """Writes frames in the order in which they are put: at once if the pipe has room, and by a
+    thread if it has none. Any thread may put a frame."""
 
     def __init__(self, pack: Callable[[Any], bytes]) -> None:
         self._pack = pack
@@ -92,19 +91,19 @@ class Outbox:
         """None while the pipe is not open, or no longer."""
 
     def put(self, message: Any) -> None:
-        """Send a message. Where the other end is gone, nothing happens: whoever reads from there
-        reports that. Raises where the message cannot be packed."""
+        """Send a message. If the other end is closed, do nothing: the reader of that end reports
+        it. Raises what `pack` raises if the message cannot be packed."""
         data = self._pack(message)
         with self._lock:
             if self._pipe >= 0 and not self._num_late:
-                data = data[self._written(data) :]
+                data = data[self._write_now(data) :]
                 if not data:
                     return
             self._num_late += 1
         self._late.put(data)
 
     def end(self) -> None:
-        """Close the pipe behind what was put."""
+        """Close the pipe after everything that was put is written."""
         self._late.put(None)
 
     def run(self, pipe: int) -> None:
@@ -121,8 +120,8 @@ class Outbox:
             self._pipe = -1
         os.close(pipe)
 
-    def _written(self, data: bytes) -> int:
-        """Write what the pipe has room for; return how many bytes that was."""
+    def _write_now(self, data: bytes) -> int:
+        """Write as much as the pipe has room for; return the number of bytes."""
         try:
             return os.write(self._pipe, data)
         except BlockingIOError:

@@ -42,7 +42,7 @@ def guarded(command: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """End as the command ends."""
+    """Run the command until it ends, and exit with its status."""
     libc, parent = ctypes.CDLL(None), int(sys.argv[1])
     signal.signal(signal.SIGTERM, end_group)
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def end_group(*_: object) -> None:
-    """End all that is left of the command, in whatever group, and this process."""
+    """End all remaining processes of the command, in whatever group, and this process."""
     for _ in range(MAX_ROUNDS):
         if not (left := children()):
             break

@@ -1,6 +1,5 @@
-"""Runs plain functions and objects of the user's in a process of their own, when the driver calls
-them. All plug-ins of a lane share one process and run one at a time, so that they share module
-state."""
+"""Calls plain functions and objects of the user in a process of their own, for the driver. All
+plug-ins of a lane share one process and run one at a time, so that they share module state."""
 
 from __future__ import annotations
 
@@ -22,34 +21,35 @@ from milescli.core.registry import PlugPoint
 from milescli.workers.worker import CallFailed, UserWorker
 
 _CLOSING_S = 10.0
-"""Time for the user's exit handlers, e.g. of a tracker that sends its last lines."""
+"""Seconds for the user's exit handlers, e.g. of a tracker that sends its last lines."""
 MAX_YIELDED = 2_000_001
 """Largest number of values taken from an iterator; callers refuse that many."""
 
 
 class NoReply(Exception):
-    """A call did not return in time; has the lines where it was, or nothing."""
+    """Reports that a call did not return in time, with the lines that it was executing, if
+    known."""
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One process, started when it is needed."""
+    """Holds one process, started when it is needed."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     process: UserWorker | None = None
 
     def call(self, *args: Any, bound_s: float) -> Any:
-        """Call `call_there`, with the lock. Raises CallFailed, also if the process has ended since
-        the last call (its state is lost, so it is not replaced silently), and NoReply after
+        """Call `call_in_process`, with the lock. Raises CallFailed, also if the process has ended
+        since the last call (its state is lost, so it is not replaced silently), and NoReply after
         `bound_s`. After either, the next call starts another process."""
         if self.process is None:
-            self.process = UserWorker(f"{__name__}:call_there", shows_output=True)
+            self.process = UserWorker(f"{__name__}:call_in_process", shows_output=True)
         process = self.process
         try:
             process.ready.result()  # bounded by the process itself
             _, reply = process.call(os.getcwd(), list(sys.path), *args)
             if not concurrent.futures.wait([reply], timeout=bound_s).done:
-                raise NoReply(process.end_and_say_where())
+                raise NoReply(process.end_and_locate())
             return reply.result()
         finally:
             if not process.lives:
@@ -58,7 +58,7 @@ class _Lane:
 
 _NUMBERS = itertools.count()
 _LANES: dict[str, _Lane] = {}
-PIECES = "pieces"
+DEFAULT_LANE = "pieces"
 """Default lane of plug-ins."""
 
 
@@ -87,7 +87,7 @@ def close_lanes() -> None:
 atexit.register(close_lanes)
 
 
-class Isolated:
+class IsolatedPlugin:
     """Calls the object that an import path names in another process. Attributes are read from the
     plug-in in this process, except those in `live`; methods are called in the other process."""
 
@@ -99,13 +99,14 @@ class Isolated:
         plugin: object,
         made_with: Mapping[str, Any] | None = None,
         live: tuple[str, ...] = (),
-        lane: str = PIECES,
+        lane: str = DEFAULT_LANE,
         bound_s: float | None = None,
         longer: str = "",
     ) -> None:
-        """`what`: the plug-in's name in errors, such as "the filter `mypkg:strict`". `made_with`:
-        the path names a factory, which is called there once with these arguments. `bound_s`: time
-        limit of one call; None: `BOUND_S`. `longer`: how the user raises that limit."""
+        """Set the plug-in. `what`: its name in errors, such as "the filter `mypkg:strict`".
+        `made_with`: the path names a factory, which is called in the process once with these
+        arguments. `bound_s`: time limit of one call; None: `BOUND_S`. `longer`: how the user raises
+        that limit."""
         self._path, self._what, self._plugin = path, what, plugin
         self._made_with = None if made_with is None else dict(made_with)
         self._live, self._lane, self._longer = live, lane, longer
@@ -113,7 +114,8 @@ class Isolated:
         self._bound_s = user_code.BOUND_S if bound_s is None else bound_s
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Call it. Raises RecipeError if it raises, ends its process, or takes too long."""
+        """Call the plug-in. Raises RecipeError if it raises, ends its process, or takes too
+        long."""
         return self._call(None, args, options)
 
     def __getattr__(self, name: str) -> Any:
@@ -130,10 +132,10 @@ class Isolated:
 
     def _call(self, attribute: str | None, args: tuple[Any, ...], options: Any) -> Any:
         lane, mend = _LANES.setdefault(self._lane, _Lane()), user_code.mend(self._plugin)
-        there = (self._path, self._number, self._made_with, attribute, args, options)
+        target = (self._path, self._number, self._made_with, attribute, args, options)
         with lane.lock:
             try:
-                return lane.call(*there, bound_s=self._bound_s)
+                return lane.call(*target, bound_s=self._bound_s)
             except CallFailed as error:
                 raise RecipeError(f"{self._what} failed", why=str(error), fix=mend) from None
             except NoReply as error:
@@ -146,19 +148,19 @@ class Isolated:
 
 def resolve_isolated(point: PlugPoint, name: str, **options: Any) -> Any:
     """Resolve `name` for the driver: a plug-in of the user's is called in a process of its own.
-    `options`: as in `Isolated`. Raises as `PlugPoint.resolve`."""
+    `options`: as in `IsolatedPlugin`. Raises as `PlugPoint.resolve`."""
     plugin = point.resolve(name)
     if name in point.builtin or user_code.in_user_process:
         return plugin
     what = f"the {point.kind} `{name}`"
-    return Isolated(point.path_of(name), what=what, plugin=plugin, lane=point.lane, **options)
+    return IsolatedPlugin(point.path_of(name), what=what, plugin=plugin, lane=point.lane, **options)
 
 
-_MADE: dict[int, Any] = {}
-"""In the other process: number of the Isolated -> what its factory made."""
+_INSTANCES: dict[int, Any] = {}
+"""In the plug-ins' process: number of the IsolatedPlugin -> the object that its factory made."""
 
 
-def call_there(
+def call_in_process(
     folder: str,
     paths: list[str],
     path: str,
@@ -168,16 +170,16 @@ def call_there(
     args: tuple[Any, ...],
     options: Mapping[str, Any] | None,
 ) -> Any:
-    """Call, in the other process, what `path` names, or the object that it makes, or a method of
-    that; without `options`, return a property of it. Imports from `paths`, with `folder` as working
-    directory."""
-    _follow(folder)
+    """Call, in the plug-ins' process, the object that `path` names, or the object that it makes, or
+    a method of that; without `options`, return an attribute of it. Imports from `paths`, with
+    `folder` as working directory."""
+    _change_folder(folder)
     sys.path[:] = paths
     target: Any = imported(path)
     if made_with is not None:
-        if number not in _MADE:
-            _MADE[number] = target(**made_with)
-        target = _MADE[number]
+        if number not in _INSTANCES:
+            _INSTANCES[number] = target(**made_with)
+        target = _INSTANCES[number]
     if attribute is not None:
         target = getattr(target, attribute)
     if options is None:
@@ -186,7 +188,7 @@ def call_there(
     return list(islice(made, MAX_YIELDED)) if isinstance(made, Iterator) else made
 
 
-def _follow(folder: str) -> None:
+def _change_folder(folder: str) -> None:
     """Change to the caller's current folder. If a process's working directory was deleted, it
     cannot even import torch, because oneMKL is not found then."""
     global _followed

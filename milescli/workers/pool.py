@@ -1,5 +1,5 @@
-"""As many processes of one target as its calls need: one that does not answer in time is ended, and
-costs only the call that was too slow."""
+"""Runs as many processes of one target as its calls need: one that does not answer in time is
+ended, and only the call that was too slow fails."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 from milescli.workers.worker import EvictedCall, UserWorker
 
 GROW_AFTER_S = 0.5
-"""Calls that compute are done sooner in as many workers as there are cores; where a call has waited
-so long for workers that are all at work, they wait for something, and further ones are started."""
+"""Calls that compute finish soonest with as many workers as cores. If a call has waited this many
+seconds while all workers are busy, their calls wait for something else, and further workers are
+started."""
 
 
-class Pool:
-    """The workers. Belongs to one event loop."""
+class WorkerPool:
+    """Holds the workers of one target. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -28,8 +29,8 @@ class Pool:
         max_workers: int,
         calls_each: int = 1,
     ) -> None:
-        """`target`, `memory_bytes`, `memory_key`: as of UserWorker; `calls_each`: concurrent calls
-        of one worker, 1 unless the target is async."""
+        """Set up the pool. `target`, `memory_bytes`, `memory_key`: as in UserWorker; `calls_each`:
+        concurrent calls of one worker, 1 unless the target is async."""
         self._arguments = (target, memory_bytes, memory_key)
         self._calls_each, self._max_workers = calls_each, max_workers
         self._first_workers = min(max(2, len(os.sched_getaffinity(0))), max_workers)
@@ -40,8 +41,8 @@ class Pool:
         """Ends all workers."""
 
     async def call(self, *args: Any, timeout_s: float) -> Any:
-        """Call the target in a worker that has room. Raises what UserWorker raises, and
-        TimeoutError with the lines it was at if it takes longer than `timeout_s`."""
+        """Call the target in a free worker. Raises what UserWorker raises, and TimeoutError with
+        the lines that it was executing if it takes longer than `timeout_s`."""
         while True:
             worker = await self._free_worker()
             try:
@@ -57,7 +58,7 @@ class Pool:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.wrap_future(reply)
         except TimeoutError:
-            where = await asyncio.to_thread(worker.end_and_say_where)
+            where = await asyncio.to_thread(worker.end_and_locate)
             raise TimeoutError(f"it did not return within {timeout_s:g} s{where}") from None
         except asyncio.CancelledError:
             if self._calls_each == 1:
@@ -91,7 +92,8 @@ class Pool:
         return worker
 
     def _idle_worker(self, *, may_grow: bool = False) -> UserWorker | None:
-        """Take one that has room for a call; else a new one, where there may be."""
+        """Return a worker that can take a call; a new one if none can and another may be started;
+        else None."""
         for worker in [worker for worker in self.workers if not worker.lives]:
             del self.workers[worker]
         for worker, num_calls in self.workers.items():

@@ -14,7 +14,7 @@ from milescli.agents.frozen_lake import (
     FrozenLake,
     heldout_rows,
     rows,
-    way,
+    shortest_path,
 )
 from milescli.rollout.environments import Step
 
@@ -79,7 +79,7 @@ def test_demonstrations_reach_the_goal_and_no_held_out_board_is_trained_on() -> 
         shown = [turn["content"] for turn in row["demonstration"] if turn["role"] == "user"]
         steps = _walk(row["label"], *said)
         assert [step.observation for step in steps[:-1]] == shown
-        assert steps[-1].reward == 1 and len(said) == len(way(row["label"].split("/")))
+        assert steps[-1].reward == 1 and len(said) == len(shortest_path(row["label"].split("/")))
 
 
 def test_boards_that_cannot_be_are_refused() -> None:

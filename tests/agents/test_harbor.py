@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from milescli.agents.foreign.playing import require_environment_there
+from milescli.agents.foreign.playing import require_foreign_environment
 from milescli.agents.harbor import HarborAgent, tasks
 from milescli.core.errors import AgentError, RecipeError
 from milescli.recipe.agents import rules
@@ -55,7 +55,7 @@ def test_what_cannot_be_worked_at_is_told() -> None:
         played(HarborAgent(rollout_of()), ["true"], "goodbye")
     assert "there is no task 'goodbye'" in caught.value.why
     with pytest.raises(RecipeError) as refused:
-        require_environment_there(rollout_of(tasks="nowhere"))
+        require_foreign_environment(rollout_of(tasks="nowhere"))
     assert "does not contain a harbor task (a" in refused.value.why
 
 
@@ -65,7 +65,7 @@ def test_containers_that_cannot_be_had_are_refused_before_a_run(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(RecipeError) as caught:
-        require_environment_there(rollout_of(environment="docker"))
+        require_foreign_environment(rollout_of(environment="docker"))
     assert "Docker is not installed" in caught.value.why
 
 

@@ -19,14 +19,14 @@ import pytest
 
 from milescli.agents import mcp_server, mcp_tools
 from milescli.agents.mcp_tools import close_servers
-from milescli.agents.tool_kit import ToolKit, offered
+from milescli.agents.tool_kit import ToolKit, offered_tools
 from milescli.agents.tools import ToolBox
 from milescli.core.errors import AgentError, MachineError, RecipeError
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import ToolCall
 from milescli.rollout.episode.episode import load_agent
-from milescli.runtime.inputs.plugins import check_at_once
+from milescli.runtime.inputs.plugins import check_plugins_quickly
 from milescli.workers import guard
 from tests.agents.test_tools import PROMPT, Session, call
 from tests.waiting import assert_gone, runs, until
@@ -91,7 +91,7 @@ def test_tools_of_a_server_are_called_as_any_other(
     at = {"command": COMMAND}
     server = at if way == "stdio" else {"url": request.getfixturevalue("address")}
     rollout = rollout_of({**server, "tools": ["add", "picture"]}, tools=["calculator"])
-    known = {schema["function"]["name"]: schema["function"] for schema in offered(rollout)}
+    known = {schema["function"]["name"]: schema["function"] for schema in offered_tools(rollout)}
     assert list(known) == ["calculator", "add", "picture"]
     assert known["add"]["description"] == "Add two numbers."
     assert known["add"]["parameters"]["properties"]["a"]["type"] == "integer"
@@ -114,7 +114,7 @@ def test_what_the_server_refuses_is_told_to_the_model_and_counted() -> None:
 
 def test_episodes_share_one_server_which_ends_with_the_run() -> None:
     rollout = rollout_of({"command": COMMAND})
-    offered(rollout)
+    offered_tools(rollout)
     pids = {told(rollout, call("pid"))[0][0] for _ in range(2)}
     begun = told(rollout, call("begin"))[0]
     assert len(pids) == 1
@@ -207,7 +207,7 @@ def _words_of_servers() -> list[str]:
 def refused(server: dict[str, Any], kind: type[Exception] = MachineError) -> Any:
     """The refusal of a recipe with it, before anything is played."""
     with pytest.raises(kind) as caught:
-        offered(rollout_of(server, tools=["calculator"]))
+        offered_tools(rollout_of(server, tools=["calculator"]))
     return caught.value
 
 
@@ -249,7 +249,7 @@ def test_two_tools_of_one_name_are_refused() -> None:
     rollout = rollout_of({"command": COMMAND})
     twice = rollout.model_copy(update={"mcp": {**rollout.mcp, "more": rollout.mcp["calc"]}})
     with pytest.raises(RecipeError, match="two tools have the name `add`"):
-        offered(twice)
+        offered_tools(twice)
 
 
 def test_without_the_package_the_recipe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,14 +260,14 @@ def test_without_the_package_the_recipe_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_a_dry_run_starts_no_server(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"open({str(tmp_path / 'begun')!r}, 'w')"]
-    check_at_once(Recipe(rollout=rollout_of({"command": command}, tools=["calculator"])))
+    check_plugins_quickly(Recipe(rollout=rollout_of({"command": command}, tools=["calculator"])))
     assert not [*tmp_path.iterdir()]
 
 
 def test_an_agent_in_a_process_of_its_own_has_servers_of_its_own() -> None:
     tool = "tests.agents.user_tools:where"
     rollout = rollout_of({"command": COMMAND, "tools": ["pid", "add"]}, tools=[tool])
-    assert len(offered(rollout)) == 3
+    assert len(offered_tools(rollout)) == 3
     assert not _words_of_servers()
     session = Session([call("where"), call("pid"), call("add", a=1), "done"])
 

@@ -17,7 +17,7 @@ from milescli.agents import proxy as proxies
 from milescli.agents.proxy import SessionProxy
 from milescli.core.errors import WorkerDied
 from milescli.data.tokenizer import ChatTokenizer
-from milescli.rollout.base import Door
+from milescli.rollout.base import SessionAddress
 from milescli.rollout.episode.session import RecordingSession
 from tests.data.chat_templates import CHATML, tokenizer_of
 from tests.rollout.episode.test_conversations import TOOL, Engine, session_of
@@ -32,7 +32,7 @@ def tokenizer() -> ChatTokenizer:
     return tokenizer_of(CHATML.template, special=CHATML.special, eos=CHATML.eos)
 
 
-Play = Callable[[Door, RecordingSession], Awaitable[Any]]
+Play = Callable[[SessionAddress, RecordingSession], Awaitable[Any]]
 
 
 def served(
@@ -48,33 +48,33 @@ def served(
     async def run() -> Any:
         session = session_of(kind(tokenizer, texts), max_tokens=max_tokens)
         proxy = SessionProxy(tokenizer=tokenizer, model="policy", max_model_len=max_tokens)
-        door = proxy.open(session)
+        address = proxy.open(session)
         try:
             async with asyncio.timeout(60):
-                return await play(door, session)
+                return await play(address, session)
         finally:
-            proxy.close(door)
+            proxy.close(address)
             await proxy.stop()
 
     return asyncio.run(run())
 
 
-def client_of(door: Door) -> openai.AsyncOpenAI:
+def client_of(address: SessionAddress) -> openai.AsyncOpenAI:
     """As an agent makes one."""
-    return openai.AsyncOpenAI(base_url=door.base_url, api_key=door.api_key, max_retries=0)
+    return openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, max_retries=0)
 
 
-async def ask(door: Door, messages: list[Any], **options: Any) -> Any:
+async def ask(address: SessionAddress, messages: list[Any], **options: Any) -> Any:
     """By OpenAI's client."""
-    async with client_of(door) as client:
+    async with client_of(address) as client:
         return await client.chat.completions.create(model="policy", messages=messages, **options)
 
 
 def test_openais_client_chats_calls_tools_and_is_recorded_as_one_trajectory(
     tokenizer: ChatTokenizer,
 ) -> None:
-    async def play(door: Door, session: RecordingSession) -> None:
-        first = await ask(door, [USER], tools=[TOOL], logprobs=True)
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
+        first = await ask(address, [USER], tools=[TOOL], logprobs=True)
         (choice,) = first.choices
         assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
         (call,) = choice.message.tool_calls
@@ -83,7 +83,7 @@ def test_openais_client_chats_calls_tools_and_is_recorded_as_one_trajectory(
         assert {entry.logprob for entry in choice.logprobs.content} == {-2.0}
         result = {"role": "tool", "tool_call_id": call.id, "content": "2"}
         messages = [USER, choice.message.model_dump(exclude_none=True), result]
-        second = await ask(door, messages, tools=[TOOL], extra_body={"return_token_ids": True})
+        second = await ask(address, messages, tools=[TOOL], extra_body={"return_token_ids": True})
         assert second.choices[0].message.content == "two"
         assert second.choices[0].finish_reason == "stop"
         told = second.choices[0].model_extra or {}
@@ -95,8 +95,8 @@ def test_openais_client_chats_calls_tools_and_is_recorded_as_one_trajectory(
 
 
 def test_a_stream_tells_the_same(tokenizer: ChatTokenizer) -> None:
-    async def play(door: Door, session: RecordingSession) -> None:
-        async with client_of(door) as client:
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
+        async with client_of(address) as client:
             stream = await client.chat.completions.create(
                 model="policy",
                 messages=[USER],
@@ -116,8 +116,8 @@ def test_a_stream_tells_the_same(tokenizer: ChatTokenizer) -> None:
 
 
 def test_several_choices_are_several_turns(tokenizer: ChatTokenizer) -> None:
-    async def play(door: Door, session: RecordingSession) -> None:
-        made = await ask(door, [USER], n=2)
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
+        made = await ask(address, [USER], n=2)
         assert [choice.message.content for choice in made.choices] == ["one", "two"]
         assert len(session.trajectories()) == 2
 
@@ -125,13 +125,13 @@ def test_several_choices_are_several_turns(tokenizer: ChatTokenizer) -> None:
 
 
 def test_completions_and_token_ids_are_served(tokenizer: ChatTokenizer) -> None:
-    async def play(door: Door, session: RecordingSession) -> None:
-        async with client_of(door) as client:
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
+        async with client_of(address) as client:
             text = await client.completions.create(model="policy", prompt="begin", logprobs=1)
             listed = await client.models.list()
         assert (text.choices[0].text, text.choices[0].finish_reason) == ("one", "stop")
-        async with httpx.AsyncClient(headers=_bearer(door)) as http:
-            url = door.base_url.removesuffix("/v1") + "/inference/v1/generate"
+        async with httpx.AsyncClient(headers=_bearer(address)) as http:
+            url = address.base_url.removesuffix("/v1") + "/inference/v1/generate"
             body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 9}}
             (choice,) = (await http.post(url, json=body)).json()["choices"]
             assert choice["token_ids"] == session.turns[1].response_ids
@@ -144,12 +144,12 @@ def test_completions_and_token_ids_are_served(tokenizer: ChatTokenizer) -> None:
 
 
 def test_anthropics_form_is_the_same_conversation(tokenizer: ChatTokenizer) -> None:
-    async def play(door: Door, session: RecordingSession) -> None:
-        url = door.base_url + "/messages"
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
+        url = address.base_url + "/messages"
         tool = {"name": "add", "input_schema": TOOL["function"]["parameters"]}
         body: dict[str, Any] = {"max_tokens": 99, "system": "brief", "tools": [tool]}
         messages: list[Any] = [USER]
-        async with httpx.AsyncClient(headers={"x-api-key": door.api_key}) as http:
+        async with httpx.AsyncClient(headers={"x-api-key": address.api_key}) as http:
             first = (await http.post(url, json={**body, "messages": messages})).json()
             assert first["stop_reason"] == "tool_use"
             text, used = first["content"]
@@ -167,8 +167,8 @@ def test_anthropics_form_is_the_same_conversation(tokenizer: ChatTokenizer) -> N
     served(tokenizer, ['so<tool>add({"a":1})</tool>', "two"], play)
 
 
-def _bearer(door: Door) -> dict[str, str]:
-    return {"Authorization": f"Bearer {door.api_key}"}
+def _bearer(address: SessionAddress) -> dict[str, str]:
+    return {"Authorization": f"Bearer {address.api_key}"}
 
 
 CHAT, TEXT, MESSAGES, IDS = (
@@ -221,10 +221,10 @@ CHAT, TEXT, MESSAGES, IDS = (
 def test_what_cannot_be_served_is_said(
     tokenizer: ChatTokenizer, path: str, body: Any, told: str
 ) -> None:
-    async def play(door: Door, session: RecordingSession) -> None:
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
         content = body if isinstance(body, str) else json.dumps(body)
-        async with httpx.AsyncClient(headers=_bearer(door)) as http:
-            url = door.base_url.removesuffix("/v1") + path
+        async with httpx.AsyncClient(headers=_bearer(address)) as http:
+            url = address.base_url.removesuffix("/v1") + path
             response = await http.post(url, content=content)
         assert response.status_code == 400
         assert told in response.json()["error"]["message"]
@@ -234,7 +234,7 @@ def test_what_cannot_be_served_is_said(
 
 
 def test_what_says_nothing_of_its_own_is_served(tokenizer: ChatTokenizer) -> None:
-    async def play(door: Door, session: RecordingSession) -> None:
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
         body = {
             "messages": [{"role": "user", "content": [{"type": "text", "text": "begin"}]}],
             "response_format": {"type": "text"},
@@ -242,10 +242,10 @@ def test_what_says_nothing_of_its_own_is_served(tokenizer: ChatTokenizer) -> Non
             "logprobs": True,
             **dict.fromkeys(("tool_choice", "logit_bias", "top_logprobs", "functions")),
         }
-        async with httpx.AsyncClient(headers=_bearer(door)) as http:
-            told = await http.post(f"{door.base_url}/chat/completions", json=body)
+        async with httpx.AsyncClient(headers=_bearer(address)) as http:
+            told = await http.post(f"{address.base_url}/chat/completions", json=body)
             text = {"prompt": "begin", "best_of": 1, "suffix": None, "logit_bias": None}
-            also = await http.post(f"{door.base_url}/completions", json=text)
+            also = await http.post(f"{address.base_url}/completions", json=text)
         assert told.status_code == also.status_code == 200
 
     served(tokenizer, ["one", "two"], play)
@@ -254,10 +254,10 @@ def test_what_says_nothing_of_its_own_is_served(tokenizer: ChatTokenizer) -> Non
 def test_a_conversation_without_room_has_the_code_that_clients_know(
     tokenizer: ChatTokenizer,
 ) -> None:
-    async def play(door: Door, session: RecordingSession) -> None:
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             long = {"role": "user", "content": "long " * 50}
-            await ask(door, [long])
+            await ask(address, [long])
         assert caught.value.code == "context_length_exceeded"
 
     served(tokenizer, ["one"], play, max_tokens=60)
@@ -267,18 +267,18 @@ def test_no_key_opens_another_session_and_none_a_closed_one(tokenizer: ChatToken
     async def run() -> None:
         sessions = [session_of(Engine(tokenizer, ["one"])) for _ in range(2)]
         proxy = SessionProxy(tokenizer=tokenizer, model="policy", max_model_len=100)
-        doors = [proxy.open(session) for session in sessions]
-        assert doors[0].api_key not in repr(doors[0])
-        await ask(doors[1], [USER])
+        addresses = [proxy.open(session) for session in sessions]
+        assert addresses[0].api_key not in repr(addresses[0])
+        await ask(addresses[1], [USER])
         assert [len(session.turns) for session in sessions] == [0, 1]
-        proxy.close(doors[0])
-        for key in (doors[0].api_key, "-", "guess"):
+        proxy.close(addresses[0])
+        for key in (addresses[0].api_key, "-", "guess"):
             async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}) as http:
                 for path in ("/chat/completions", "/messages", "/completions"):
                     body = {"messages": [USER], "max_tokens": 3, "prompt": "a"}
-                    refused = await http.post(doors[0].base_url + path, json=body)
+                    refused = await http.post(addresses[0].base_url + path, json=body)
                     assert refused.status_code == 401
-                assert (await http.get(doors[0].base_url + "/models")).status_code == 401
+                assert (await http.get(addresses[0].base_url + "/models")).status_code == 401
         assert [len(session.turns) for session in sessions] == [0, 1]
         await proxy.stop()
 
@@ -290,9 +290,9 @@ def test_a_request_without_end_is_refused_at_its_bound(
 ) -> None:
     monkeypatch.setattr(proxies, "MAX_BODY_BYTES", 1000)
 
-    async def play(door: Door, session: RecordingSession) -> None:
-        async with httpx.AsyncClient(headers=_bearer(door)) as http:
-            sent = await http.post(door.base_url + "/chat/completions", content=b" " * 5000)
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
+        async with httpx.AsyncClient(headers=_bearer(address)) as http:
+            sent = await http.post(address.base_url + "/chat/completions", content=b" " * 5000)
         assert sent.status_code == 413
 
     served(tokenizer, ["one"], play)
@@ -303,9 +303,9 @@ def test_a_dead_engine_is_not_the_clients_mistake(tokenizer: ChatTokenizer) -> N
         async def generate(self, request: Any) -> Any:
             raise WorkerDied("engine 0 died", why="SIGKILL", fix="look")
 
-    async def play(door: Door, session: RecordingSession) -> None:
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
         with pytest.raises(openai.InternalServerError, match="engine 0 died"):
-            await ask(door, [USER])
+            await ask(address, [USER])
         assert isinstance(session.engine_failure, WorkerDied)
 
     served(tokenizer, ["one"], play, kind=Dead)
@@ -325,10 +325,10 @@ def test_requests_of_an_episode_that_has_ended_are_given_up(tokenizer: ChatToken
     async def run() -> None:
         session = session_of(Slow(tokenizer, []))
         proxy = SessionProxy(tokenizer=tokenizer, model="policy", max_model_len=100)
-        door = proxy.open(session)
-        asking = asyncio.create_task(ask(door, [USER]))
+        address = proxy.open(session)
+        asking = asyncio.create_task(ask(address, [USER]))
         await until_async(lambda: asking.done() or proxy.num_open)
-        proxy.close(door)
+        proxy.close(address)
         with pytest.raises(openai.InternalServerError, match="has ended"):
             await asking
         await proxy.stop()
@@ -338,8 +338,8 @@ def test_requests_of_an_episode_that_has_ended_are_given_up(tokenizer: ChatToken
 
 
 def test_it_listens_on_loopback_alone(tokenizer: ChatTokenizer) -> None:
-    async def play(door: Door, session: RecordingSession) -> None:
-        assert door.base_url.startswith("http://127.0.0.1:")
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
+        assert address.base_url.startswith("http://127.0.0.1:")
 
     served(tokenizer, ["one"], play)
     assert Path(proxies.__file__).read_text().count("0.0.0.0") == 0

@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from milescli.agents.proxy import SessionProxy
-from milescli.agents.responses_form import MAX_KEPT, Kept, UnknownResponse
+from milescli.agents.responses_form import MAX_STORED, StoredResponses, UnknownResponse
 from milescli.data.tokenizer import ChatTokenizer
-from milescli.rollout.base import Door
+from milescli.rollout.base import SessionAddress
 from milescli.rollout.episode.session import RecordingSession
 from tests.data.chat_templates import QWEN_3, tokenizer_of
 from tests.rollout.episode.test_conversations import Engine, session_of
@@ -44,20 +44,20 @@ def served(tokenizer: ChatTokenizer, texts: list[str], play: Play) -> Any:
     async def run() -> Any:
         proxy = SessionProxy(tokenizer=tokenizer, model="policy", max_model_len=4000)
         session = session_of(Engine(tokenizer, texts), max_tokens=4000)
-        door = proxy.open(session)
+        address = proxy.open(session)
         try:
-            async with asyncio.timeout(60), client_of(door) as client:
+            async with asyncio.timeout(60), client_of(address) as client:
                 return await play(client, session)
         finally:
-            proxy.close(door)
+            proxy.close(address)
             await proxy.stop()
 
     return asyncio.run(run())
 
 
-def client_of(door: Door) -> openai.AsyncOpenAI:
+def client_of(address: SessionAddress) -> openai.AsyncOpenAI:
     """As an agent makes one."""
-    return openai.AsyncOpenAI(base_url=door.base_url, api_key=door.api_key, max_retries=0)
+    return openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, max_retries=0)
 
 
 async def ask(client: openai.AsyncOpenAI, given: Any, **options: Any) -> Any:
@@ -245,8 +245,8 @@ def test_a_response_that_is_not_kept_has_the_code_that_clients_know(
 
 
 def test_the_newest_responses_of_a_session_are_kept() -> None:
-    kept = Kept()
-    for number in range(MAX_KEPT + 1):
+    kept = StoredResponses()
+    for number in range(MAX_STORED + 1):
         kept.add(f"resp_{number}", [{"role": "user", "content": str(number)}])
     with pytest.raises(UnknownResponse, match="`resp_0`"):
         kept.up_to("resp_0")
@@ -256,8 +256,8 @@ def test_the_newest_responses_of_a_session_are_kept() -> None:
 def test_a_response_of_another_session_is_unknown(tokenizer: ChatTokenizer) -> None:
     async def run() -> None:
         proxy = SessionProxy(tokenizer=tokenizer, model="policy", max_model_len=4000)
-        doors = [proxy.open(session_of(Engine(tokenizer, ["one"]))) for _ in range(2)]
-        async with client_of(doors[0]) as own, client_of(doors[1]) as other:
+        addresses = [proxy.open(session_of(Engine(tokenizer, ["one"]))) for _ in range(2)]
+        async with client_of(addresses[0]) as own, client_of(addresses[1]) as other:
             first = await ask(own, "begin")
             with pytest.raises(openai.BadRequestError, match="keeps no response"):
                 await ask(other, "and?", previous_response_id=first.id)

@@ -15,7 +15,7 @@ import pytest
 from milescli.agents.proxy import SessionProxy
 from milescli.core.errors import WorkerDied
 from milescli.data.tokenizer import ChatTokenizer
-from milescli.rollout.base import Door
+from milescli.rollout.base import SessionAddress
 from tests.data.chat_templates import QWEN_3, tokenizer_of
 from tests.rollout.episode.test_conversations import Engine, session_of
 from tests.waiting import until_async
@@ -27,7 +27,7 @@ SAID = (
 PLAIN = "<think>\nhm</think>\n\nIt is 3: twö, ☃, and a last word"
 ASKED: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "begin"}]}
 FUNCTION = {"name": "add", "description": "Add.", "parameters": {"type": "object"}}
-Play = Callable[[Door, Any], Awaitable[Any]]
+Play = Callable[[SessionAddress, Any], Awaitable[Any]]
 
 
 class Telling(Engine):
@@ -73,23 +73,25 @@ def served(engine: Telling, play: Play, *, parses: bool = True) -> Any:
         proxy = SessionProxy(
             tokenizer=engine.tokenizer, model="policy", max_model_len=4000, session_of=own_session
         )
-        door = proxy.open(own_session(None))
+        address = proxy.open(own_session(None))
         try:
             async with asyncio.timeout(120):
-                return await play(door, proxy)
+                return await play(address, proxy)
         finally:
-            proxy.close(door)
+            proxy.close(address)
             await proxy.stop()
 
     return asyncio.run(run())
 
 
-async def _events(door: Door, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def _events(
+    address: SessionAddress, path: str, body: dict[str, Any]
+) -> AsyncIterator[dict[str, Any]]:
     """What a stream says, as it comes."""
-    headers = {"Authorization": f"Bearer {door.api_key}"}
+    headers = {"Authorization": f"Bearer {address.api_key}"}
     async with (
         httpx.AsyncClient(timeout=60, headers=headers) as http,
-        http.stream("POST", f"{door.base_url}{path}", json=body | {"stream": True}) as response,
+        http.stream("POST", f"{address.base_url}{path}", json=body | {"stream": True}) as response,
     ):
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
@@ -109,8 +111,8 @@ def test_a_chat_comes_in_pieces_that_are_the_whole_message(
 ) -> None:
     tools = [{"type": "function", "function": FUNCTION}] if text is SAID else []
 
-    async def play(door: Door, proxy: SessionProxy) -> None:
-        async with openai.AsyncOpenAI(base_url=door.base_url, api_key=door.api_key) as client:
+    async def play(address: SessionAddress, proxy: SessionProxy) -> None:
+        async with openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key) as client:
             asked: dict[str, Any] = {**ASKED, "tools": tools or openai.omit, "logprobs": True}
             whole = await client.chat.completions.create(**asked)
             stream = await client.chat.completions.create(**asked, stream=True)
@@ -135,8 +137,8 @@ def test_a_chat_comes_in_pieces_that_are_the_whole_message(
 def test_without_a_parser_all_is_content_and_no_character_is_split(
     tokenizer: ChatTokenizer,
 ) -> None:
-    async def play(door: Door, proxy: SessionProxy) -> list[Any]:
-        return [event async for event in _events(door, "/chat/completions", ASKED)]
+    async def play(address: SessionAddress, proxy: SessionProxy) -> list[Any]:
+        return [event async for event in _events(address, "/chat/completions", ASKED)]
 
     events = served(Telling(tokenizer, [PLAIN]), play, parses=False)
     said, count = _joined([event["choices"][0]["delta"] for event in events], "content")
@@ -147,8 +149,8 @@ def test_anthropics_blocks_grow(tokenizer: ChatTokenizer) -> None:
     tool = {"name": "add", "description": "Add.", "input_schema": {"type": "object"}}
     asked = {**ASKED, "max_tokens": 500, "tools": [tool]}
 
-    async def play(door: Door, proxy: SessionProxy) -> list[Any]:
-        return [event async for event in _events(door, "/messages", asked)]
+    async def play(address: SessionAddress, proxy: SessionProxy) -> list[Any]:
+        return [event async for event in _events(address, "/messages", asked)]
 
     events = served(Telling(tokenizer, [SAID]), play)
     assert [events[0]["type"], events[-1]["type"]] == ["message_start", "message_stop"]
@@ -169,10 +171,10 @@ def test_anthropics_blocks_grow(tokenizer: ChatTokenizer) -> None:
 
 
 def test_items_of_a_response_grow(tokenizer: ChatTokenizer) -> None:
-    async def play(door: Door, proxy: SessionProxy) -> Any:
+    async def play(address: SessionAddress, proxy: SessionProxy) -> Any:
         events = []
         async with (
-            openai.AsyncOpenAI(base_url=door.base_url, api_key=door.api_key) as client,
+            openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key) as client,
             client.responses.stream(
                 model="policy", input="begin", tools=[{"type": "function", **FUNCTION}]
             ) as stream,
@@ -200,9 +202,9 @@ def test_a_failure_in_the_middle_ends_the_stream_with_its_reason(
     engine = Telling(tokenizer, [PLAIN], wait_after=20)
     engine.error = WorkerDied("engine 0 died", why="SIGKILL", fix="look")
 
-    async def play(door: Door, proxy: SessionProxy) -> list[Any]:
+    async def play(address: SessionAddress, proxy: SessionProxy) -> list[Any]:
         events = []
-        async for event in _events(door, path, {**ASKED, "max_tokens": 500, "input": "begin"}):
+        async for event in _events(address, path, {**ASKED, "max_tokens": 500, "input": "begin"}):
             events.append(event)
             engine.go_on.set()
         return events
@@ -216,9 +218,9 @@ def test_a_failure_before_the_first_piece_has_its_status(tokenizer: ChatTokenize
     engine.error = WorkerDied("engine 0 died", why="SIGKILL", fix="look")
     engine.go_on.set()
 
-    async def play(door: Door, proxy: SessionProxy) -> None:
+    async def play(address: SessionAddress, proxy: SessionProxy) -> None:
         async with openai.AsyncOpenAI(
-            base_url=door.base_url, api_key=door.api_key, max_retries=0
+            base_url=address.base_url, api_key=address.api_key, max_retries=0
         ) as client:
             with pytest.raises(openai.InternalServerError, match="engine 0 died"):
                 await client.chat.completions.create(**ASKED, stream=True)
@@ -230,13 +232,13 @@ def test_a_failure_before_the_first_piece_has_its_status(tokenizer: ChatTokenize
 def test_a_stream_that_nobody_reads_is_given_up(tokenizer: ChatTokenizer, ends: str) -> None:
     engine = Telling(tokenizer, [PLAIN], wait_after=20)
 
-    async def play(door: Door, proxy: SessionProxy) -> list[Any]:
+    async def play(address: SessionAddress, proxy: SessionProxy) -> list[Any]:
         events = []
-        async for event in _events(door, "/chat/completions", ASKED):
+        async for event in _events(address, "/chat/completions", ASKED):
             events.append(event)
             if ends == "the client":
                 break
-            proxy.close(door)
+            proxy.close(address)
         await until_async(lambda: engine.was_given_up)
         await until_async(lambda: not proxy.num_open)
         return events

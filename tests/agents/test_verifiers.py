@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milescli.agents.foreign.playing import require_environment_there
+from milescli.agents.foreign.playing import require_foreign_environment
 from milescli.agents.verifiers import VerifiersAgent, tasks
 from milescli.core.errors import AgentError, MachineError, RecipeError
 from milescli.data.tasks import write_task
@@ -105,7 +105,7 @@ def test_a_seat_that_is_not_trained_is_not_played_by_the_policy() -> None:
 @needs("verifiers")
 def test_an_environment_that_is_not_there_is_refused_before_a_run() -> None:
     with pytest.raises(RecipeError) as caught:
-        require_environment_there(rollout_of("miles-nothing"))
+        require_foreign_environment(rollout_of("miles-nothing"))
     assert "`rollout.verifiers` cannot be loaded" in caught.value.what
     assert "taskset 'miles-nothing' not found" in caught.value.why
     with pytest.raises(AgentError, match="an episode of verifiers failed"):

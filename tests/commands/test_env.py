@@ -128,7 +128,9 @@ def test_engines_are_started_for_a_run_or_a_model(
 
     def of_run(path: Path, **options: Any) -> list[Any]:
         asked.append({"of": path.name, **options})
-        options["ask"].__self__.acted("a", Step(observation="seen", reward=1.0, ended=True))
+        options["use_engines"].__self__.on_turn(
+            "a", Step(observation="seen", reward=1.0, ended=True)
+        )
         return []
 
     def of_model(model: str, **options: Any) -> list[Any]:
@@ -143,7 +145,7 @@ def test_engines_are_started_for_a_run_or_a_model(
     assert said.code == 0 and "mine: a" in said.out and "1 turns, reward 1" in said.out
     words = ["--model", "org/small", "--set", "rollout.max_turn_tokens=9", "--max-turns", "3"]
     assert miles("env", "play", f"{HERE}:Count", *words).code == 0
-    of_a_run, of_a_model = ([*one["wish"].sets] for one in asked)
+    of_a_run, of_a_model = ([*one["eval_options"].sets] for one in asked)
     assert asked[0]["of"] == "mine" and asked[0]["steps"] == "20"
     assert 'rollout.environment.settings={"length": 2}' in of_a_run
     assert not any(text.startswith("rollout.max_response_tokens") for text in of_a_run)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from milescli.commands.find_run import Measured, find_measured
+from milescli.commands.find_run import EvalTarget, find_eval_target
 from milescli.core.errors import ExitCode, MemoryTaken
 from milescli.plan.engines_alone import ELSEWHERE
 from milescli.runtime.evaluation import chat
 from milescli.runtime.evaluation.results import SetResult, write_result
-from milescli.runtime.evaluation.sets import EvalWish
+from milescli.runtime.evaluation.sets import EvalOptions
 from tests.commands.conftest import Miles, Replace
 from tests.runtime.evaluation.results import make_result
 
@@ -63,7 +63,7 @@ def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path
     said = miles("eval", str(run_dir), *options, *more, "--json")
     lines = [json.loads(line) for line in said.out.splitlines()]
     assert said.code == 0 and [line["accuracy"] for line in lines] == [0.25, 0.5]
-    wish = EvalWish(
+    eval_options = EvalOptions(
         data=["x.jsonl", "y=z.jsonl"],
         ks=[1, 8],
         domain="kind",
@@ -76,7 +76,12 @@ def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path
         },
     )
     del seen["output"], seen["environ"]
-    assert seen == {"run": run_dir, "steps": "1,2", "wish": wish, "ask": None}
+    assert seen == {
+        "run": run_dir,
+        "steps": "1,2",
+        "eval_options": eval_options,
+        "use_engines": None,
+    }
 
 
 def test_eval_shows_each_figure_with_its_interval(
@@ -97,12 +102,12 @@ def test_what_is_measured_is_known_by_what_lies_there(miles: Miles, run_dir: Pat
     model = Path("model")
     model.mkdir()
     (model / "config.json").write_text("{}")
-    assert find_measured("quickstart-1").run == Path.cwd() / run_dir
-    checkpoint = find_measured(str(run_dir / "checkpoints" / "step_20"))
-    assert checkpoint == Measured(run=Path.cwd() / run_dir, step=20)
-    assert find_measured("quickstart-1@20").step == 20
-    assert find_measured("model") == Measured(model="model")
-    assert find_measured("Qwen/Qwen3-0.6B") == Measured(model="Qwen/Qwen3-0.6B")
+    assert find_eval_target("quickstart-1").run == Path.cwd() / run_dir
+    checkpoint = find_eval_target(str(run_dir / "checkpoints" / "step_20"))
+    assert checkpoint == EvalTarget(run=Path.cwd() / run_dir, step=20)
+    assert find_eval_target("quickstart-1@20").step == 20
+    assert find_eval_target("model") == EvalTarget(model="model")
+    assert find_eval_target("Qwen/Qwen3-0.6B") == EvalTarget(model="Qwen/Qwen3-0.6B")
 
 
 def test_a_model_is_measured_below_the_runs_or_where_the_user_says(
@@ -133,20 +138,20 @@ def test_options_of_something_else_are_refused(
 def test_a_comparison_is_told_in_a_sentence(miles: Miles, replace: Replace, run_dir: Path) -> None:
     other = make_result(step=3, rewards=[0.0] * 8, path="eval/few/step_3.jsonl")
     write_result(other, [], folder=run_dir)
-    wishes: list[EvalWish] = []
+    given: list[EvalOptions] = []
 
-    def evaluate_run(run: Path, *, wish: EvalWish, **options: object) -> list[SetResult]:
-        wishes.append(wish)
+    def evaluate_run(run: Path, *, eval_options: EvalOptions, **options: object) -> list[SetResult]:
+        given.append(eval_options)
         return [make_result(step=20, rewards=[1.0] * 8)]
 
     replace("milescli.runtime.evaluation.evaluate", evaluate_run=evaluate_run)
     said = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", "quickstart-1")
-    assert wishes[0].against == [other]
+    assert given[0].against == [other]
     assert "mine at step 20 scores higher than mine at step 3" in said.out
     assert "p = 0.0078 by McNemar's exact test" in said.out
     file = str(run_dir / "eval" / "few" / "step_3.json")
     told = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", file, "--json")
-    assert wishes[1].against == [other]
+    assert given[1].against == [other]
     assert json.loads(told.out.splitlines()[-1])["difference"]["num_a_better"] == 8
 
 
@@ -155,8 +160,10 @@ def test_what_was_not_measured_before_is_measured_first(
 ) -> None:
     asked: list[str] = []
 
-    def evaluate_model(model: str, *, wish: EvalWish, **options: object) -> list[SetResult]:
-        asked.append(f"{model} {len(wish.against)}")
+    def evaluate_model(
+        model: str, *, eval_options: EvalOptions, **options: object
+    ) -> list[SetResult]:
+        asked.append(f"{model} {len(eval_options.against)}")
         return [make_result(rewards=[0.25 * len(asked)] * 8)]
 
     replace("milescli.runtime.evaluation.evaluate", evaluate_model=evaluate_model)

@@ -20,7 +20,7 @@ from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs import model_facts
 from milescli.runtime.inputs.checks import Outcome
-from milescli.runtime.inputs.look import look
+from milescli.runtime.inputs.input_check_process import check_inputs
 from tests.commands.conftest import Miles
 from tests.commands.fix_cases import COMMANDS, THEN
 
@@ -46,7 +46,7 @@ class LookHere:
 
     def outcomes(self) -> list[Outcome]:
         """Look, and return what was found."""
-        return look(*self._of)
+        return check_inputs(*self._of)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -90,7 +90,7 @@ def place(miles: Miles, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (taken / "recipe.yaml").write_text("name: taken\n")
     for model in models.iterdir():
         (here / model.name).symlink_to(model)
-    monkeypatch.setattr("milescli.runtime.dry_run.Look", LookHere)
+    monkeypatch.setattr("milescli.runtime.dry_run.InputCheckProcess", LookHere)
     for name, task in TASKS.items():
         monkeypatch.setitem(TASKS, name, replace(task, num_rows=min(task.num_rows, 64)))
     # the client reads the variable when it is imported, and would stay offline for later tests

@@ -22,17 +22,17 @@ def run_dir(miles: Miles) -> Path:
 
 
 @pytest.fixture
-def ends_at_once(monkeypatch: pytest.MonkeyPatch) -> list[serve.Door]:
-    """Doors that were opened; nobody is let in."""
-    doors = list[serve.Door]()
+def ends_at_once(monkeypatch: pytest.MonkeyPatch) -> list[serve.PageSocket]:
+    """Sockets that were opened; nobody is let in."""
+    sockets = list[serve.PageSocket]()
 
-    def ended(door, shown, *, fault, ready) -> None:  # type: ignore[no-untyped-def]
-        doors.append(door)
+    def ended(page_socket, shown, *, on_fault, ready) -> None:  # type: ignore[no-untyped-def]
+        sockets.append(page_socket)
         ready()
-        door.listener.close()
+        page_socket.listener.close()
 
     monkeypatch.setattr(serve, "serve", ended)
-    return doors
+    return sockets
 
 
 def test_a_run_that_is_not_there_is_refused(miles: Miles, run_dir: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_port_in_use_is_refused(miles: Miles, run_dir: Path) -> None:
     assert said.code == 4 and "is in use" in said.err and "miles ui --port" in said.err
 
 
-def test_the_url_is_data(miles: Miles, run_dir: Path, ends_at_once: list[serve.Door]) -> None:
+def test_the_url_is_data(miles: Miles, run_dir: Path, ends_at_once: list[serve.PageSocket]) -> None:
     said = miles("ui", "quickstart-1")
     assert (said.code, said.out) == (0, ends_at_once[0].url + "\n")
     assert "Ctrl-C" in said.err and "warning" not in said.err
@@ -55,12 +55,14 @@ def test_the_url_is_data(miles: Miles, run_dir: Path, ends_at_once: list[serve.D
     assert (told["kind"], told["url"]) == ("ui", ends_at_once[1].url)
 
 
-def test_a_folder_without_runs_is_served(miles: Miles, ends_at_once: list[serve.Door]) -> None:
+def test_a_folder_without_runs_is_served(
+    miles: Miles, ends_at_once: list[serve.PageSocket]
+) -> None:
     assert miles("ui").code == 0 and len(ends_at_once) == 1
 
 
 def test_who_lets_others_in_is_told_what_it_means(
-    miles: Miles, run_dir: Path, ends_at_once: list[serve.Door]
+    miles: Miles, run_dir: Path, ends_at_once: list[serve.PageSocket]
 ) -> None:
     said = miles("ui", "--host", "0.0.0.0")
     assert said.code == 0 and said.err.startswith("warning: other computers can reach 0.0.0.0")
@@ -68,7 +70,10 @@ def test_who_lets_others_in_is_told_what_it_means(
 
 
 def test_the_server_does_not_wait_for_the_browser(
-    miles: Miles, run_dir: Path, ends_at_once: list[serve.Door], monkeypatch: pytest.MonkeyPatch
+    miles: Miles,
+    run_dir: Path,
+    ends_at_once: list[serve.PageSocket],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Some return only when they are closed, and all wait for the page."""
     opened, closed, returned = threading.Event(), threading.Event(), list[bool]()

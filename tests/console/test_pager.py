@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = """
 import sys
 from milescli.console.output import Mode, Output
-from milescli.console.pager import paged
+from milescli.console.pager import paging
 output = Output(Mode(sys.argv[2]))
-with paged(output):
+with paging(output):
     output.table(["number"], [(f"row {n}",) for n in range(int(sys.argv[1]))])
     print("a word of a library")
     if len(sys.argv) > 3:

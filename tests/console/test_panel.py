@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from milescli.console.columns import COLUMNS, that_fit
+from milescli.console.columns import COLUMNS, fitting_columns
 from milescli.console.live import milestone, step_line
 from milescli.console.panel import frame
 from milescli.core.events import Event, OfAdapter, PhaseStarted, VerdictGiven, stamped
@@ -122,7 +122,7 @@ def test_after_an_evaluation_the_phase_before_it_goes_on() -> None:
 
 @given(st.integers(10, 200))
 def test_columns_are_dropped_by_rank_and_keep_their_order(width: int) -> None:
-    kept = that_fit(width)
+    kept = fitting_columns(width)
     assert kept[0].word == "step" and kept[1].word == "reward"
     ordered = [column for column in kept if column in COLUMNS]
     assert ordered == [column for column in COLUMNS if column in kept]

@@ -25,7 +25,7 @@ from milescli.data.mixed_prompts import (
 from milescli.data.prompt_source import SourceReport
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data, MixSource
-from milescli.rollout.rewards.scoring import BySource, Response, Scorer
+from milescli.rollout.rewards.scoring import Response, Scorer, SourceScorer
 
 
 def _mix(*sizes_and_counts: tuple[int, int], seed: int = 0) -> MixedPrompts:
@@ -148,13 +148,13 @@ def test_prompts_are_scored_by_the_reward_of_their_source() -> None:
         return lambda *, prompt, response, label: value
 
     own = Scorer(reward_of(2.0), name="own", timeout_s=120.0)
-    scorer = BySource(Scorer(reward_of(1.0), name="default", timeout_s=120.0), {"b": own})
+    scorer = SourceScorer(Scorer(reward_of(1.0), name="default", timeout_s=120.0), {"b": own})
     response = Response(text="x")
 
     async def scores() -> list[float]:
         prompts = [Prompt(index=0, token_ids=[], text="?", source=s) for s in (None, "a", "b")]
-        asked = [await scorer.scored(prompt, response) for prompt in prompts]
-        grouped = [await scorer.scored_group(prompt, [response]) for prompt in prompts]
+        asked = [await scorer.score_response(prompt, response) for prompt in prompts]
+        grouped = [await scorer.score_responses(prompt, [response]) for prompt in prompts]
         assert [score for (score,) in grouped] == asked
         return [score.reward for score in asked]
 

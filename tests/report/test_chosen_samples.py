@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.report.chosen_samples import MAX_CHARACTERS, chosen_steps, shown_text
+from milescli.report.chosen_samples import MAX_CHARACTERS, choose_steps, shown_text
 from tests.report.run_folders import make_run, write_samples
 
 
@@ -13,7 +13,7 @@ def test_first_middle_and_last_steps_show_best_and_worst(tmp_path: Path) -> None
     run = make_run(tmp_path / "one")
     for step in (1, 5, 9, 20, 40):
         write_samples(run, step, [0.25, 1.0, 0.0, 0.5], "said")
-    shown = chosen_steps(RunDir(run))
+    shown = choose_steps(RunDir(run))
     assert [one.step for one in shown] == [1, 9, 40]
     assert [(sample.word, sample.reward) for sample in shown[0].samples] == [
         ("best", 1.0),
@@ -26,7 +26,7 @@ def test_a_group_of_equal_rewards_shows_one_and_a_torn_file_none(tmp_path: Path)
     run = make_run(tmp_path / "one")
     write_samples(run, 1, [1.0, 1.0], "said")
     (run / "rollouts" / "step_2.jsonl").write_text('{"prompt": "half')
-    shown = chosen_steps(RunDir(run))
+    shown = choose_steps(RunDir(run))
     assert [(one.step, [sample.word for sample in one.samples]) for one in shown] == [
         (1, ["sample"])
     ]

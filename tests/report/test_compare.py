@@ -80,7 +80,7 @@ def test_equal_runs_show_no_difference(tmp_path: Path) -> None:
     write_evaluation(b, 80, 0.6, seed=2)
     told = compared(a, b)
     assert told.headline.count("no difference that the data can show") == 2
-    assert not told.is_seen and "no difference" in told.speed.sentence
+    assert not told.is_significant and "no difference" in told.speed.sentence
     assert told.differing == []
 
 

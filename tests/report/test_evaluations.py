@@ -13,11 +13,11 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.reader import read_history
 from milescli.report.evaluations import (
     MAX_SHOWN,
-    asked_by,
     evaluation_files,
     evaluations_of,
+    read_sets,
     rewards_by_prompt,
-    sets_of,
+    settings_of_evaluation,
 )
 from tests.report.run_folders import make_planted, write_evaluation
 
@@ -80,7 +80,7 @@ def test_files_are_found_by_set_and_step_and_results_that_cannot_be_read_are_lef
         "": [10],
         "sums": [10],
     }
-    assert [(one.set, one.estimates["avg@1"].high) for one in sets_of(run)] == [("sums", 0.8)]
+    assert [(one.set, one.estimates["avg@1"].high) for one in read_sets(run)] == [("sums", 0.8)]
 
 
 @pytest.mark.parametrize(
@@ -91,5 +91,7 @@ def test_the_recipe_says_how_it_was_asked_where_miles_eval_does_not(
     tmp_path: Path, kept: str, temperature: float
 ) -> None:
     (tmp_path / "step_1.json").write_text(kept)
-    asked = asked_by(tmp_path / "step_1.jsonl", {"eval.temperature": 1.0, "train.steps": 8})
+    asked = settings_of_evaluation(
+        tmp_path / "step_1.jsonl", {"eval.temperature": 1.0, "train.steps": 8}
+    )
     assert asked["eval.temperature"] == temperature and "train.steps" not in asked

@@ -8,14 +8,14 @@ import pytest
 from numpy.typing import NDArray
 
 from milescli.report.series import (
-    FEWEST_STEPS,
+    MIN_STEPS,
     area,
     common_level,
+    first_step_at,
     mean_difference,
-    paired,
+    paired_differences,
     ratio_of_medians,
-    reached,
-    trailing,
+    trailing_means,
 )
 
 PAIRS = 400
@@ -39,7 +39,7 @@ def share_seen(*, steps: int, alike: float, lift: float) -> float:
     for _ in range(PAIRS):
         a = course(draw, steps=steps, alike=alike, lift=lift)
         told = mean_difference(a - course(draw, steps=steps, alike=alike))
-        seen += told is not None and told.is_seen
+        seen += told is not None and told.is_significant
     return seen / PAIRS
 
 
@@ -85,16 +85,16 @@ def test_the_interval_holds_the_true_difference_about_as_often_as_it_says() -> N
 
 
 def test_few_steps_say_nothing_and_equal_curves_are_equal() -> None:
-    assert mean_difference([0.5] * (FEWEST_STEPS - 1)) is None
+    assert mean_difference([0.5] * (MIN_STEPS - 1)) is None
     same = mean_difference([0.0] * 40)
-    assert same.p_value == 1.0 and not same.is_seen and same.low == same.high == 0.0
+    assert same.p_value == 1.0 and not same.is_significant and same.low == same.high == 0.0
     apart = mean_difference([0.25] * 40)
-    assert apart.is_seen and apart.value == 0.25
+    assert apart.is_significant and apart.value == 0.25
 
 
 def test_only_steps_that_both_have_are_paired() -> None:
     a, b = {1: 1.0, 2: 2.0, 4: float("nan"), 5: 5.0}, {2: 1.5, 4: 1.0, 5: 1.0, 9: 0.0}
-    assert paired(a, b) == ([2, 5], [0.5, 4.0])
+    assert paired_differences(a, b) == ([2, 5], [0.5, 4.0])
 
 
 def test_the_area_is_the_mean_height() -> None:
@@ -107,24 +107,24 @@ def test_a_level_that_both_reach_is_reached_first_by_the_faster() -> None:
     fast = {step: min(1.0, step / 20) for step in range(1, 101)}
     slow = {step: min(0.9, step / 60) for step in range(1, 101)}
     level = common_level(fast, slow, rises=True)
-    first, second = (reached(one, level, rises=True) for one in (fast, slow))
+    first, second = (first_step_at(one, level, rises=True) for one in (fast, slow))
     assert 0.7 < level < 0.9 and first < second
-    assert reached(slow, 0.95, rises=True) is None
+    assert first_step_at(slow, 0.95, rises=True) is None
     falling = {step: 1.0 - value for step, value in fast.items()}
-    assert reached(falling, 0.5, rises=False) == reached(fast, 0.5, rises=True)
+    assert first_step_at(falling, 0.5, rises=False) == first_step_at(fast, 0.5, rises=True)
     assert common_level(fast, falling, rises=True) is None
 
 
 def test_the_trailing_mean_looks_back_alone() -> None:
     values = {step: float(step == 50) for step in range(1, 101)}
-    smooth = trailing(values)
+    smooth = trailing_means(values)
     assert smooth[49] == 0.0 and smooth[50] == pytest.approx(0.1) == smooth[59]
     assert smooth[60] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_spike_is_forgotten_when_it_is_a_tenth_of_the_run_ago() -> None:
     values = {step: 1e20 if step == 5 else 1.0 for step in range(1, 101)}
-    assert [trailing(values)[step] for step in range(15, 101)] == [1.0] * 86
+    assert [trailing_means(values)[step] for step in range(15, 101)] == [1.0] * 86
 
 
 def test_medians_are_compared_where_there_are_some() -> None:

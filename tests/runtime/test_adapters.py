@@ -9,7 +9,7 @@ import pytest
 
 from milescli.core.errors import Stopped, WorkerDied
 from milescli.core.types import WeightVersion
-from milescli.runtime.adapters import AdapterDevices, together
+from milescli.runtime.adapters import AdapterDevices, run_together
 from milescli.runtime.attempt import Attempt
 from tests.waiting import settled
 
@@ -49,7 +49,7 @@ def test_what_one_learned_is_published_before_another_is_trained() -> None:
     async def steps(name: str, changing: asyncio.Lock, turn: asyncio.Lock) -> None:
         trainer = _Trainer(name, asked)
         devices = AdapterDevices(
-            taking_turns=False, trainer=trainer, engines=_Engines(), changing=changing, turn=turn
+            shares_memory=False, trainer=trainer, engines=_Engines(), changing=changing, turn=turn
         )  # type: ignore[call-arg]
         for number in range(3):
             async with devices.training():
@@ -69,7 +69,7 @@ def test_what_one_learned_is_published_before_another_is_trained() -> None:
 def test_a_step_that_fails_gives_the_turn_back() -> None:
     async def work() -> None:
         turn = asyncio.Lock()
-        devices = AdapterDevices(taking_turns=False, trainer=None, engines=None, turn=turn)  # type: ignore[arg-type]
+        devices = AdapterDevices(shares_memory=False, trainer=None, engines=None, turn=turn)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="planted"):
             async with devices.training():
                 raise ValueError("planted")
@@ -90,7 +90,7 @@ def test_one_that_is_stopped_lets_the_others_come_to_their_own_stops() -> None:
         raise Stopped("stopped", why=name, fix="none")
 
     with pytest.raises(Stopped):
-        asyncio.run(together([stops("a", 0), stops("b", 1)]))
+        asyncio.run(run_together([stops("a", 0), stops("b", 1)]))
     assert ended == ["a", "b"]
 
 
@@ -108,7 +108,7 @@ def test_an_error_of_one_ends_all() -> None:
         raise WorkerDied("engine 0 died", why="planted", fix="none")
 
     with pytest.raises(WorkerDied):
-        asyncio.run(together([goes_on(), dies()]))
+        asyncio.run(run_together([goes_on(), dies()]))
     assert ended == ["a"]
 
 

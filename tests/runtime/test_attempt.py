@@ -51,7 +51,7 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
     attempt = Attempt(spec, session=None, bus=EventBus())  # type: ignore[arg-type]
     (training,) = attempt.trainings
     devices = Devices(
-        taking_turns=True, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
+        shares_memory=True, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
     )
     training.run = SimpleNamespace(  # type: ignore[assignment]
         step=step,
@@ -148,7 +148,7 @@ class _Cluster:
             run=SimpleNamespace(path=nowhere, shown="runs/one"),
             nodes=self.nodes(["a"]),
             inputs=SimpleNamespace(model_dir=nowhere, teacher_dirs=[], facts=None),
-            wished=load("quickstart", sets=sets, environ={}, cwd=nowhere, home=nowhere),
+            full_recipe=load("quickstart", sets=sets, environ={}, cwd=nowhere, home=nowhere),
         )
         stop, told = StopFlag(), list[Notice]()
         watch = JoiningNodes(spec, stop=stop, bus=EventBus([told.append]))  # type: ignore[arg-type]

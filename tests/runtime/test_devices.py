@@ -18,7 +18,9 @@ from tests.waiting import settled
 def _step(*, colocated: bool) -> list[str]:
     told: list[str] = []
     devices = Devices(
-        taking_turns=colocated, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
+        shares_memory=colocated,
+        trainer=Recorder("trainer", told),
+        engines=Recorder("engines", told),
     )
 
     async def work() -> None:
@@ -49,7 +51,7 @@ def test_on_shared_devices_the_trainer_keeps_only_weights_while_it_publishes() -
 def test_weights_are_verified_before_the_trainer_sleeps_and_anyone_asks_the_engines() -> None:
     told: list[str] = []
     devices = Devices(
-        taking_turns=True,
+        shares_memory=True,
         trainer=Recorder("trainer", told),
         engines=Recorder("engines", told),
         engines_asleep=True,
@@ -81,7 +83,7 @@ def test_what_a_publish_did_to_running_requests_is_kept() -> None:
             return PublishStats(num_running=3, wait_s=0.5, discarded_tokens=7)
 
     devices = Devices(
-        taking_turns=False, trainer=Recorder("trainer", []), engines=Busy("engines", [])
+        shares_memory=False, trainer=Recorder("trainer", []), engines=Busy("engines", [])
     )
     asyncio.run(devices.publish(WeightVersion(1)))
     assert devices.interrupted == PublishStats(num_running=3, wait_s=0.5, discarded_tokens=7)
@@ -113,7 +115,7 @@ def _waves(share: float, num: int) -> tuple[Devices, list[str]]:
     engines = Waves("engines", told)
     engines.engines = [EngineAddress(url=f"http://127.0.0.1:{n}") for n in range(num)]
     trainer = Waves("trainer", told)
-    return Devices(taking_turns=False, trainer=trainer, engines=engines, wave_share=share), told
+    return Devices(shares_memory=False, trainer=trainer, engines=engines, wave_share=share), told
 
 
 def test_engines_are_updated_in_waves_of_which_each_is_resumed_before_the_next_is_paused() -> None:
@@ -163,7 +165,9 @@ class Refused(Recorder):
 def _replaced(told: list[str], *, colocated: bool) -> list[str]:
     """What is done, in order, from the moment when a new engine is there."""
     devices = Devices(
-        taking_turns=colocated, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
+        shares_memory=colocated,
+        trainer=Recorder("trainer", told),
+        engines=Recorder("engines", told),
     )
 
     async def start() -> EngineAddress:
@@ -225,7 +229,7 @@ def test_an_engine_that_dies_of_a_publish_is_left_out_and_the_next_one_is_given_
 ):
     told: list[str] = []
     engines = Dying("engines", told)
-    devices = Devices(taking_turns=False, trainer=Refused("trainer", told), engines=engines)
+    devices = Devices(shares_memory=False, trainer=Refused("trainer", told), engines=engines)
 
     async def start() -> EngineAddress:
         return NEW
@@ -258,7 +262,7 @@ def test_an_engine_that_somebody_else_removed_meanwhile_is_no_error() -> None:
             engines.engines = []
             await super().publish(version, fleet)
 
-    devices = Devices(taking_turns=False, trainer=Slow("trainer", told), engines=engines)
+    devices = Devices(shares_memory=False, trainer=Slow("trainer", told), engines=engines)
     asyncio.run(devices.publish(WeightVersion(1)))
     assert told[-2:] == ["trainer.publish to rollout", "engines.resume"]
 
@@ -275,7 +279,7 @@ def test_a_new_engine_for_evaluations_joins_with_the_next_weights_unless_it_has_
 
     fleet.admit = admit  # type: ignore[attr-defined]
     devices = Devices(
-        taking_turns=False, trainer=Recorder("trainer", told), engines=fleet, fleet=EVALUATION
+        shares_memory=False, trainer=Recorder("trainer", told), engines=fleet, fleet=EVALUATION
     )
     dead = EngineAddress(url="http://127.0.0.1:9", name="engine 9")
 
@@ -296,7 +300,7 @@ def test_a_new_engine_for_evaluations_joins_with_the_next_weights_unless_it_has_
 def test_a_publish_that_fails_for_another_reason_is_an_error() -> None:
     told: list[str] = []
     engines = Dying("engines", told)
-    devices = Devices(taking_turns=False, trainer=Refused("trainer", told), engines=engines)
+    devices = Devices(shares_memory=False, trainer=Refused("trainer", told), engines=engines)
 
     async def nobody() -> bool:
         return False
@@ -314,11 +318,11 @@ def test_new_ranks_have_the_room_of_engines_that_took_back_their_weights() -> No
         """Ranks that die of their first publish."""
 
         async def publish(self, *_: object) -> None:
-            async with devices.room_for_ranks():
+            async with devices.lend_to_ranks():
                 told.append("new ranks")
 
     devices = Devices(
-        taking_turns=True, trainer=Dies("trainer", told), engines=engines, engines_asleep=True
+        shares_memory=True, trainer=Dies("trainer", told), engines=engines, engines_asleep=True
     )
     asyncio.run(devices.publish(WeightVersion(3)))
     around = told.index("new ranks")
@@ -338,13 +342,13 @@ def test_new_ranks_that_die_too_leave_the_room_to_the_next() -> None:
 
         async def publish(self, *_: object) -> None:
             with suppress(WorkerDied):
-                async with devices.room_for_ranks():
+                async with devices.lend_to_ranks():
                     raise WorkerDied("trainer rank 0 died", why="planted", fix="none")
-            async with devices.room_for_ranks():
+            async with devices.lend_to_ranks():
                 told.append("new ranks")
 
     devices = Devices(
-        taking_turns=True,
+        shares_memory=True,
         trainer=Dies("trainer", told),
         engines=Recorder("engines", told),
         engines_asleep=True,
@@ -357,11 +361,11 @@ def test_new_ranks_that_die_too_leave_the_room_to_the_next() -> None:
 def test_engines_of_their_own_do_not_care_for_new_ranks() -> None:
     told = list[str]()
     devices = Devices(
-        taking_turns=False, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
+        shares_memory=False, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
     )
 
     async def work() -> None:
-        async with devices.room_for_ranks():
+        async with devices.lend_to_ranks():
             told.append("new ranks")
 
     asyncio.run(work())

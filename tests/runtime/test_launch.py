@@ -32,7 +32,7 @@ from milescli.recipe.resolved import load_resolved, resolved_yaml
 from milescli.runtime.dry_run import dry_run
 from milescli.runtime.inputs.model_facts import facts_of_recipe
 from milescli.runtime.launch import launch, with_absolute_paths
-from milescli.runtime.planning import as_fetched, refuse_unproven
+from milescli.runtime.planning import refuse_unproven, replan_fetched
 
 
 def test_several_nodes_without_a_cluster_are_refused_and_no_run_is_made(tmp_path: Path) -> None:
@@ -147,10 +147,10 @@ def test_a_model_that_outgrew_the_shape_that_ships_is_planned_again_and_says_so(
     machine = parse_machine("8xH200")
     shipped = facts_of_recipe(loaded.recipe.model)
     plan, output = make_plan(loaded.recipe, machine, shipped), Output()
-    assert as_fetched(plan, loaded, machine, shipped, output=output) is plan
+    assert replan_fetched(plan, loaded, machine, shipped, output=output) is plan
     assert not capsys.readouterr().err
     larger = replace(shipped, layers=shipped.layers * 2, num_layers=shipped.num_layers * 2)
-    grown = as_fetched(plan, loaded, machine, larger, output=output)
+    grown = replan_fetched(plan, loaded, machine, larger, output=output)
     assert grown.fingerprint != plan.fingerprint
     assert "plans again" in capsys.readouterr().err
 

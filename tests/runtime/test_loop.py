@@ -90,7 +90,7 @@ def _run(
     events, trainer = list[Event](), _Trainer(notes)
     devices = None
     if engines is not None:
-        devices = Devices(taking_turns=False, trainer=trainer, engines=engines)  # type: ignore[arg-type]
+        devices = Devices(shares_memory=False, trainer=trainer, engines=engines)  # type: ignore[arg-type]
     run = Run(
         plan=PLAN,
         bus=EventBus(listeners=[events.append]),
@@ -210,7 +210,7 @@ class _Collector:
     def start(self, *, version: int, first_step: int, last_step: int) -> None:
         self.notes.append(f"start at {version} for {first_step} to {last_step}")
 
-    def published(self, version: int) -> None:
+    def on_published(self, version: int) -> None:
         self.notes.append(f"published {version}")
 
     async def take(self, step: int, *, version: int) -> list[Group]:

@@ -71,10 +71,10 @@ class Rig:
             store=CheckpointStore(run.checkpoints),
             spec=spec,  # type: ignore[arg-type]
             bus=EventBus([self.events.append]),
-            tell=self._tell,
+            call_hook=self._call_hook,
         )
 
-    async def _tell(self, hook: str, *, step: int, folder: Path) -> None:
+    async def _call_hook(self, hook: str, *, step: int, folder: Path) -> None:
         self.told.append(step)
 
     async def save(self, step: int) -> None:

@@ -9,23 +9,23 @@ import pytest
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import Interrupted, MachineError, Stopped, WorkerDied
-from milescli.runtime.train import explained, offer_resume
+from milescli.runtime.train import explain_error, offer_resume
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_no_fault_of_ours(tmp_path: Path, number: int) -> None:
-    error = explained(OSError(number, "No space left on device"), RunDir(tmp_path / "mine"))
+    error = explain_error(OSError(number, "No space left on device"), RunDir(tmp_path / "mine"))
     assert isinstance(error, MachineError) and error.what == "the disk is full"
     assert "No space left" in error.why and "are free" in error.why
 
 
 def test_anything_else_is_itself(tmp_path: Path) -> None:
     for error in (OSError(errno.EACCES, "Permission denied"), ValueError("ours")):
-        assert explained(error, RunDir(tmp_path)) is error
+        assert explain_error(error, RunDir(tmp_path)) is error
 
 
 def test_a_ctrl_c_while_a_run_ends_says_how_to_go_on(tmp_path: Path) -> None:
-    error = explained(KeyboardInterrupt(), RunDir(tmp_path / "mine"))
+    error = explain_error(KeyboardInterrupt(), RunDir(tmp_path / "mine"))
     assert isinstance(error, Interrupted) and error.exit_code == 130
     assert error.fixes[0].startswith(
         f"miles resume {tmp_path / 'mine'}   # starts from the beginning"
@@ -39,7 +39,7 @@ def test_a_ctrl_c_while_a_run_ends_changes_nothing_of_what_ended_it(tmp_path: Pa
             raise saved
         finally:
             raise KeyboardInterrupt
-    assert explained(caught.value, RunDir(tmp_path / "mine")) is saved
+    assert explain_error(caught.value, RunDir(tmp_path / "mine")) is saved
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from milescli.sandbox.base import Limits, Ran
+from milescli.sandbox.base import Limits, RunResult
 from milescli.sandbox.choose import fault_of, kinds
 from milescli.sandbox.local import LocalSandbox
 
 LIMITS = Limits(wall_s=20.0, cpu_s=20.0, memory_bytes=256 * 1024**2)
 """Of tests that are about something else: they are generous, as the machine may be busy."""
 
-Run = Callable[..., Ran]
+Run = Callable[..., RunResult]
 
 
 @pytest.fixture(scope="session", params=list(kinds()))
@@ -34,7 +34,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[LocalSandbox]:
 def run(sandbox: LocalSandbox) -> Run:
     """`run(code, wall_s=1.0, files=...)`: limits by their names."""
 
-    def call(code: str, *, stdin: str = "", files: Any = None, **limits: Any) -> Ran:
+    def call(code: str, *, stdin: str = "", files: Any = None, **limits: Any) -> RunResult:
         bounds = replace(LIMITS, **limits)
         return asyncio.run(sandbox.run(code, stdin=stdin, files=files, limits=bounds))
 

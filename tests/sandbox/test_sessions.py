@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from milescli.core.errors import AgentError
-from milescli.sandbox.base import Limits, Ran, Session
+from milescli.sandbox.base import Limits, RunResult, Session
 from milescli.sandbox.local import LocalSandbox
 from milescli.sandbox.processes import descendants_of
 
@@ -27,7 +27,7 @@ def _with(
     asyncio.run(main())
 
 
-async def _all(session: Session, *cells: str) -> list[Ran]:
+async def _all(session: Session, *cells: str) -> list[RunResult]:
     return [await session.execute(cell) for cell in cells]
 
 

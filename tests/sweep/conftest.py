@@ -81,7 +81,7 @@ class ToyTrial:
         """How it ended."""
         return self.state
 
-    def doubts(self) -> Iterator[str]:
+    def new_warnings(self) -> Iterator[str]:
         """None."""
         yield from ()
 
@@ -94,8 +94,10 @@ def toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[ToyTrial]:
         started: list[tuple[str, Sequence[str]]] = []  # noqa: RUF012
 
     monkeypatch.setattr(running, "TrialProcess", Toys)
-    monkeypatch.setattr(running, "LOOK_S", 0.0)
-    monkeypatch.setattr(TrialPlanner, "shared", lambda self, settings: nullcontext(SHARED))
+    monkeypatch.setattr(running, "CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(
+        TrialPlanner, "shared_processes", lambda self, settings: nullcontext(SHARED)
+    )
     monkeypatch.setenv("MILES_RUN__DIR", str(tmp_path / "runs"))
     return Toys
 

@@ -20,7 +20,7 @@ from milescli.sweep import running
 from milescli.sweep.folder import SweepDir, Trial, TrialState, create_sweep, open_sweep
 from milescli.sweep.results import headline, markdown, read_results, write_results
 from milescli.sweep.running import run_sweep
-from milescli.sweep.trial_process import discard_unborn
+from milescli.sweep.trial_process import remove_unstarted
 from tests.sweep.conftest import STEPS, ToyTrial
 
 QUIET = Output(Mode.QUIET)
@@ -164,12 +164,12 @@ def test_a_ledger_that_is_torn_or_foreign_is_read_as_far_as_it_is_sound(
 ) -> None:
     folder = new_sweep("trials: 3")
     ledger = folder.path / "trials.jsonl"
-    folder.note(Trial(number=1, settings={}, run_name="lr-1", state=TrialState.DONE))
+    folder.record(Trial(number=1, settings={}, run_name="lr-1", state=TrialState.DONE))
     outside = Trial(number=2, settings={}, run_name="../../elsewhere")
-    folder.note(outside)
+    folder.record(outside)
     with ledger.open("a") as file:
         file.write('\n{"number": 3, "set')
-    folder.note(Trial(number=3, settings={}, run_name="lr-3"))
+    folder.record(Trial(number=3, settings={}, run_name="lr-3"))
     assert [(one.number, str(one.state)) for one in folder.trials()] == [
         (1, "done"),
         (3, "waiting"),
@@ -183,10 +183,10 @@ def test_a_folder_of_others_with_the_name_of_a_trial_is_left_alone(
     theirs = folder.path.parent / "lr-1"
     theirs.mkdir()
     (theirs / "notes.txt").write_text("mine")
-    discard_unborn(RunDir(theirs))
+    remove_unstarted(RunDir(theirs))
     assert (theirs / "notes.txt").read_text() == "mine"
     (theirs / "notes.txt").rename(theirs / ".lock")
-    discard_unborn(RunDir(theirs))
+    remove_unstarted(RunDir(theirs))
     assert not [*theirs.iterdir()]
 
 

@@ -38,7 +38,7 @@ class Kept:
 
 def tell(tracker: BackgroundTracker, *steps: int) -> None:
     for step in steps:
-        tracker.tell(to_record(step_done(step, 9, reward=0.5)))
+        tracker.put(to_record(step_done(step, 9, reward=0.5)))
 
 
 def test_it_is_told_all_in_order_and_then_the_end() -> None:
@@ -49,7 +49,7 @@ def test_it_is_told_all_in_order_and_then_the_end() -> None:
     tracker.close("done")  # only the first counts
     tell(tracker, 4)
     assert tracker.wait(BOUND_S)
-    assert (kept.steps, kept.outcome, tracker.news()) == ([1, 2, 3], "stopped", [])
+    assert (kept.steps, kept.outcome, tracker.take_messages()) == ([1, 2, 3], "stopped", [])
 
 
 def refuse() -> None:
@@ -70,9 +70,9 @@ def test_one_that_fails_is_told_of_once_and_tried_again(leave: Callable[[], None
     tracker.close("done")
     assert tracker.wait(BOUND_S)
     assert kept.steps == [3] and kept.outcome == "done" and tracker.num_lost == 2
-    [said] = tracker.news()
+    [said] = tracker.take_messages()
     assert "tracker mine cannot be told of a step" in said and "The run goes on" in said
-    assert tracker.news() == []
+    assert tracker.take_messages() == []
 
 
 def test_what_it_raises_does_not_say_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_what_it_raises_does_not_say_a_key(monkeypatch: pytest.MonkeyPatch) -> N
     tell(tracker, 1)
     tracker.close("done")
     assert tracker.wait(BOUND_S) and tracker.num_lost == 1
-    [said] = tracker.news()
+    [said] = tracker.take_messages()
     assert "cannot be begun (ConnectionError: no route to the server; key $SOME_SERV" in said
 
 
@@ -92,7 +92,7 @@ def test_a_queue_that_is_full_takes_no_more_and_nobody_waits() -> None:
     tell(tracker, *range(1, 10))
     lost = tracker.num_lost
     assert lost >= 3  # the first is in its hands
-    [said] = tracker.news()
+    [said] = tracker.take_messages()
     assert "mine has 5 records to take in and is too slow for more" in said
     tracker.close("done")
     assert not tracker.wait(0.05) and tracker.num_waiting

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from milescli.web.app import Site, make_app
 from milescli.web.gate import Gate
-from milescli.web.serve import Door, PageServer, open_door
+from milescli.web.serve import PageServer, PageSocket, open_page_socket
 from milescli.web.shown import ShownRuns
 
 WAIT_S = 60.0
@@ -28,7 +28,7 @@ def site_of(folder: Path | None, *named: Path) -> Site:
     def fault(told: str) -> None:
         raise AssertionError(f"a fault of the server: {told}")
 
-    return Site(shown=ShownRuns(folder=folder, named=named), fault=fault)
+    return Site(shown=ShownRuns(folder=folder, named=named), on_fault=fault)
 
 
 GATE = Gate(key=KEY, host="127.0.0.1", port=8000)
@@ -56,7 +56,7 @@ def with_host(host: str) -> Gate:
 class Serving:
     """One that answers."""
 
-    door: Door
+    page_socket: PageSocket
     client: httpx.Client
     """That has the key."""
     loop: asyncio.AbstractEventLoop
@@ -70,22 +70,22 @@ class Serving:
 @contextmanager
 def serving(folder: Path) -> Iterator[Serving]:
     """Of a runs folder."""
-    door = open_door(host="127.0.0.1", port=0)
+    page_socket = open_page_socket(host="127.0.0.1", port=0)
     loop = asyncio.new_event_loop()
     made = list[PageServer]()
     is_made = threading.Event()
 
     async def serve() -> None:
-        made.append(PageServer(door, site_of(folder)))
+        made.append(PageServer(page_socket, site_of(folder)))
         is_made.set()
         await made[0].serve()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
     assert is_made.wait(WAIT_S)
-    headers = {"authorization": f"Bearer {door.gate.key}"}
-    with httpx.Client(base_url=door.address, headers=headers, timeout=WAIT_S) as client:
-        server = Serving(door=door, client=client, loop=loop, server=made[0])
+    headers = {"authorization": f"Bearer {page_socket.gate.key}"}
+    with httpx.Client(base_url=page_socket.address, headers=headers, timeout=WAIT_S) as client:
+        server = Serving(page_socket=page_socket, client=client, loop=loop, server=made[0])
         try:
             yield server
         finally:

@@ -149,7 +149,7 @@ def test_a_fault_of_ours_is_told_and_shows_no_key(
     """Of a stream too, which has begun by then."""
     told = list[str]()
     site = site_of(folder)
-    site.fault = told.append
+    site.on_fault = told.append
 
     def broken(*_: object, **__: object) -> object:
         raise ZeroDivisionError("by nothing")

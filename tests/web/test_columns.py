@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from milescli.core.events import OfAdapter, to_record
-from milescli.web.columns import thinned
+from milescli.web.columns import thin_steps
 from tests.fake_run import WrittenRun, row_step_done, step_done
 
 FIGURES = st.lists(
@@ -140,7 +140,7 @@ def test_thinning_keeps_smallest_and_largest(
     one: list[float], two: list[float], points: int
 ) -> None:
     length = min(len(one), len(two))
-    kept = thinned([one[:length], two[:length]], length=length, points=points)
+    kept = thin_steps([one[:length], two[:length]], length=length, points=points)
     assert kept == sorted(set(kept)) and kept[0] == 0 and kept[-1] == length - 1
     assert len(kept) <= max(points, 6)  # the ends, and one stretch of two columns
     for column in (one[:length], two[:length]):
@@ -154,7 +154,7 @@ def test_thinning_keeps_smallest_and_largest(
 @given(st.lists(st.floats(-1, 1), min_size=50, max_size=400))
 def test_thinning_keeps_them_of_every_stretch(column: list[float]) -> None:
     length, points = len(column), 22
-    kept = thinned([column], length=length, points=points)
+    kept = thin_steps([column], length=length, points=points)
     stretches = 10
     for number in range(stretches):
         stretch = range(number * length // stretches, (number + 1) * length // stretches)

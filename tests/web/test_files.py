@@ -97,9 +97,9 @@ def test_counting_ends_for_time_and_goes_on(
 def test_the_oldest_counts_are_forgotten(tmp_path: Path) -> None:
     indexes = LineIndexes()
     first = indexes.of(tmp_path / "0")
-    for number in range(files.NUM_HELD):
+    for number in range(files.MAX_CACHED):
         indexes.of(tmp_path / str(number))
     assert indexes.of(tmp_path / "0") is first
-    for number in range(files.NUM_HELD + 1):
+    for number in range(files.MAX_CACHED + 1):
         indexes.of(tmp_path / f"other-{number}")
     assert indexes.of(tmp_path / "0") is not first

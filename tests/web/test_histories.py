@@ -54,7 +54,7 @@ def test_so_many_are_held_and_all_that_are_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else pages that follow more runs than that would read them anew at each look."""
-    runs = [WrittenRun(path=tmp_path / f"tiny-{n}").run for n in range(histories.NUM_HELD + 4)]
+    runs = [WrittenRun(path=tmp_path / f"tiny-{n}").run for n in range(histories.MAX_CACHED + 4)]
     held, seen = Histories(), list[list[object]]()
     for _ in range(2):
         seen.append([])
@@ -63,8 +63,8 @@ def test_so_many_are_held_and_all_that_are_followed(
                 seen[-1].append(history)
     assert [id(one) for one in seen[0]] == [id(one) for one in seen[1]]
     monkeypatch.setattr(histories, "FOLLOWED_S", -1.0)
-    held.forget_unused()
-    assert len(held) == histories.NUM_HELD
+    held.drop_unused()
+    assert len(held) == histories.MAX_CACHED
 
 
 def test_what_nobody_asks_for_is_forgotten(
@@ -72,11 +72,11 @@ def test_what_nobody_asks_for_is_forgotten(
 ) -> None:
     held = Histories()
     with held.reading(run.run):
-        monkeypatch.setattr(histories, "FORGET_S", -1.0)
+        monkeypatch.setattr(histories, "DROP_AFTER_S", -1.0)
         monkeypatch.setattr(histories, "FOLLOWED_S", -1.0)
-        held.forget_unused()
+        held.drop_unused()
         assert len(held) == 1  # it is being read
-    held.forget_unused()
+    held.drop_unused()
     assert len(held) == 0
 
 

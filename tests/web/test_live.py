@@ -23,10 +23,10 @@ from milescli.core.events import (
 )
 from milescli.core.history import History
 from milescli.web import live
-from milescli.web.asked import Asked
 from milescli.web.histories import Histories
-from milescli.web.live import LiveStreams, progress
+from milescli.web.live import LiveStreams, progress_state
 from milescli.web.responses import Busy
+from milescli.web.run_request import RunRequest
 from milescli.web.shown import ShownRun
 from tests.fake_run import WrittenRun, eval_done, step_done
 from tests.web.serving import Serving, serving
@@ -171,24 +171,24 @@ def test_a_run_that_is_not_there_has_no_stream(server: Serving) -> None:
 
 def test_nothing_is_told_twice_and_whatever_a_page_draws_is_news() -> None:
     history = History(name="tiny")
-    known = progress(history, "running")
-    assert progress(history, "running") == known != progress(history, "failed")
+    known = progress_state(history, "running")
+    assert progress_state(history, "running") == known != progress_state(history, "failed")
     warmed = WarmupStepDone(step=1, num_steps=9, report=step_done(1).report, step_s=0.1)
     for event in (step_done(1), warmed, eval_done(1, 0.5), Notice(text="look")):
         history.feed(stamped(event))
-        assert progress(history, "running") != known
-        known = progress(history, "running")
-        assert progress(history, "running") == known
+        assert progress_state(history, "running") != known
+        known = progress_state(history, "running")
+        assert progress_state(history, "running") == known
 
 
 def test_an_adapter_that_told_nothing_yet_does_not_begin_anew(run: WrittenRun) -> None:
     """At each look."""
     own = WrittenRun(path=run.run.adapters_dir / "sums")
-    shown = ShownRun(id="tiny-1:sums", run=own.run, above=run.run)
-    stream = LiveStreams().open(Asked(shown=shown, histories=Histories()), None)  # type: ignore
-    assert [bool(stream.news()) for _ in range(3)] == [True, False, False]
+    shown = ShownRun(id="tiny-1:sums", run=own.run, parent=run.run)
+    stream = LiveStreams().open(RunRequest(shown=shown, histories=Histories()), None)  # type: ignore
+    assert [bool(stream.next_event()) for _ in range(3)] == [True, False, False]
     run.tell(OfAdapter(adapter="sums", event=step_done(1)))
-    assert b'"step":1' in stream.news() and not stream.news()
+    assert b'"step":1' in stream.next_event() and not stream.next_event()
 
 
 def test_a_page_that_takes_nothing_is_given_up(
@@ -203,7 +203,7 @@ def test_a_page_that_takes_nothing_is_given_up(
         raise AssertionError("nobody sets it")
 
     async def followed() -> None:
-        asked = Asked(shown=ShownRun(id="tiny-1", run=run.run), histories=None)  # type: ignore
+        asked = RunRequest(shown=ShownRun(id="tiny-1", run=run.run), histories=None)  # type: ignore
         stream = streams.open(asked, never)
         await asyncio.wait_for(stream({}, never, never), WAIT_S)
 

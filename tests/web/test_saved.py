@@ -167,7 +167,7 @@ def test_no_spike_of_any_figure_is_lost(spikes: dict[str, int]) -> None:
     table = Columns()
     for step in range(1, 5001):
         table.add(step, {name: 9.0 if spikes.get(name) == step else 0.5 for name in "abcdefgh"})
-    drawn = columns.drawn(table, list(table), points=1000)
+    drawn = columns.chart_columns(table, list(table), points=1000)
     assert len(drawn["steps"]) <= 1000
     for name, step in spikes.items():
         assert drawn["columns"][name][drawn["steps"].index(step)] == 9.0

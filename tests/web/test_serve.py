@@ -20,7 +20,7 @@ import pytest
 from milescli.core.errors import ExitCode, MachineError
 from milescli.web import serve
 from milescli.web.gate import is_loopback
-from milescli.web.serve import KEY_FILE, kept_key, open_door
+from milescli.web.serve import KEY_FILE, open_page_socket, user_key
 from tests.fake_run import WrittenRun
 from tests.web.browser.chromium import url_of
 
@@ -132,14 +132,14 @@ def test_a_port_in_use_is_refused_with_another() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(MachineError, match="is in use") as refused:
-            open_door(host="127.0.0.1", port=port)
+            open_page_socket(host="127.0.0.1", port=port)
     assert f"miles ui --port {port + 1}" in refused.value.fixes
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "2001:db8::1"])
 def test_an_address_of_somebody_else_is_refused(host: str) -> None:
     with pytest.raises(MachineError, match="cannot be served"):
-        open_door(host=host, port=0)
+        open_page_socket(host=host, port=0)
 
 
 @pytest.mark.parametrize(
@@ -160,39 +160,39 @@ def test_what_only_this_computer_can_reach(host: str, is_ours: bool) -> None:
 
 
 def test_no_body_waits_for_the_receipt_of_its_head() -> None:
-    door = open_door(host="127.0.0.1", port=0)
+    page_socket = open_page_socket(host="127.0.0.1", port=0)
     with (
-        door.listener,
-        socket.create_connection(door.listener.getsockname(), timeout=WAIT_S),
-        door.listener.accept()[0] as accepted,
+        page_socket.listener,
+        socket.create_connection(page_socket.listener.getsockname(), timeout=WAIT_S),
+        page_socket.listener.accept()[0] as accepted,
     ):
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 def test_each_door_has_its_own_key() -> None:
-    doors = [open_door(host="127.0.0.1", port=0) for _ in range(3)]
-    assert len({door.gate.key for door in doors}) == 3
-    for door in doors:
-        door.listener.close()
-        assert door.url.startswith(f"http://127.0.0.1:{door.gate.port}/?key=")
+    sockets = [open_page_socket(host="127.0.0.1", port=0) for _ in range(3)]
+    assert len({page_socket.gate.key for page_socket in sockets}) == 3
+    for page_socket in sockets:
+        page_socket.listener.close()
+        assert page_socket.url.startswith(f"http://127.0.0.1:{page_socket.gate.port}/?key=")
 
 
 def test_the_key_of_a_user_stays_until_others_could_have_read_it(tmp_path: Path) -> None:
-    key = kept_key(tmp_path / "state")
-    assert key is not None and kept_key(tmp_path / "state") == key
+    key = user_key(tmp_path / "state")
+    assert key is not None and user_key(tmp_path / "state") == key
     file = tmp_path / "state" / KEY_FILE
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
-    second = kept_key(tmp_path / "state")
+    second = user_key(tmp_path / "state")
     assert second not in (None, key) and stat.S_IMODE(file.stat().st_mode) == 0o600
     file.unlink()
     file.symlink_to("/etc/hostname")
-    third = kept_key(tmp_path / "state")
+    third = user_key(tmp_path / "state")
     assert third not in (None, key, second) and not file.is_symlink()
     file.write_text("short\n")
-    assert kept_key(tmp_path / "state") not in (None, third, "short")
+    assert user_key(tmp_path / "state") not in (None, third, "short")
     (tmp_path / "file").touch()
-    assert kept_key(tmp_path / "file") is None
+    assert user_key(tmp_path / "file") is None
 
 
 def test_a_bookmark_works_again_on_this_computer_alone(
@@ -201,16 +201,16 @@ def test_a_bookmark_works_again_on_this_computer_alone(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setattr(serve, "DEFAULT_PORT", port)
-    first = open_door(host="127.0.0.1", port=None, state=tmp_path)
-    beside = open_door(host="127.0.0.1", port=None, state=tmp_path)
+    first = open_page_socket(host="127.0.0.1", port=None, state=tmp_path)
+    beside = open_page_socket(host="127.0.0.1", port=None, state=tmp_path)
     first.listener.close()
-    again = open_door(host="127.0.0.1", port=None, state=tmp_path)
-    outside = open_door(host="0.0.0.0", port=0, state=tmp_path)
-    for door in (beside, again, outside):
-        door.listener.close()
+    again = open_page_socket(host="127.0.0.1", port=None, state=tmp_path)
+    outside = open_page_socket(host="0.0.0.0", port=0, state=tmp_path)
+    for page_socket in (beside, again, outside):
+        page_socket.listener.close()
     assert again.url == first.url == f"http://127.0.0.1:{port}/?key={first.gate.key}"
     assert beside.gate.port != port and beside.gate.key == first.gate.key
-    assert outside.gate.key != first.gate.key and not outside.gate.is_kept
+    assert outside.gate.key != first.gate.key and not outside.gate.is_permanent
 
 
 def test_the_key_changes_where_somebody_else_listens_at_the_usual_port(
@@ -218,10 +218,10 @@ def test_the_key_changes_where_somebody_else_listens_at_the_usual_port(
 ) -> None:
     """A bookmark has sent it the key."""
     monkeypatch.setattr(serve, "_listens", lambda port: os.getuid() + 1)
-    key = kept_key(tmp_path)
-    door = open_door(host="127.0.0.1", port=0, state=tmp_path)
-    door.listener.close()
-    assert door.gate.key != key and kept_key(tmp_path) == door.gate.key
+    key = user_key(tmp_path)
+    page_socket = open_page_socket(host="127.0.0.1", port=0, state=tmp_path)
+    page_socket.listener.close()
+    assert page_socket.gate.key != key and user_key(tmp_path) == page_socket.gate.key
 
 
 def test_who_listens_at_a_port_is_found() -> None:

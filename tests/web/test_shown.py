@@ -28,7 +28,7 @@ def test_an_adapter_that_is_named_is_a_run(tmp_path: Path) -> None:
 
 def test_a_name_with_a_colon_is_found(tmp_path: Path) -> None:
     WrittenRun(path=tmp_path / "a:b")
-    assert ShownRuns(folder=tmp_path).find("a:b").above is None
+    assert ShownRuns(folder=tmp_path).find("a:b").parent is None
 
 
 def test_a_wrong_name_is_told_the_nearest(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_reply_that_nobody_waited_for_can_be_waited_for_again() -> None:
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        return await call.again()
+        return await call.wait_again()
 
     assert _with(play) == 0.5
 

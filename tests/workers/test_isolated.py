@@ -16,7 +16,7 @@ from milescli.core import user_code
 from milescli.core.errors import RecipeError
 from milescli.core.registry import PlugPoint
 from milescli.workers import isolated
-from milescli.workers.isolated import MAX_YIELDED, Isolated, close_lanes, resolve_isolated
+from milescli.workers.isolated import MAX_YIELDED, IsolatedPlugin, close_lanes, resolve_isolated
 from milescli.workers.worker import UserWorker
 from tests.waiting import assert_gone, until
 from tests.workers import bad_code
@@ -92,7 +92,7 @@ def test_an_endless_iterator_is_taken_to_a_bound(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_object_keeps_its_state_there() -> None:
-    counter = Isolated(
+    counter = IsolatedPlugin(
         f"{ROOM}:Counter",
         what="the counter",
         plugin=bad_code.Counter(start=0),
@@ -107,7 +107,7 @@ def test_an_object_keeps_its_state_there() -> None:
 
 def test_two_objects_of_one_factory_do_not_share_what_they_hold() -> None:
     counters = [
-        Isolated(
+        IsolatedPlugin(
             f"{ROOM}:Counter",
             what="the counter",
             plugin=bad_code.Counter(start=0),
@@ -162,7 +162,7 @@ def test_lanes_do_not_wait_for_each_other_and_leave_nothing_behind() -> None:
 
 def test_nested_calls_stay_in_the_process() -> None:
     assert not user_code.in_user_process
-    there = Isolated(f"{__name__}:nested", what="it", plugin=nested)
+    there = IsolatedPlugin(f"{__name__}:nested", what="it", plugin=nested)
     mine, inner = there()
     assert mine == inner != os.getpid()
 

@@ -1,2 +1,2 @@
-"""Environments of other packages whose requirements clash with ours: each package lives in a
-virtual environment of its own, and is spoken to over the pipes of a process."""
+"""Runs environments of other packages whose requirements conflict with ours: each package is in a
+virtual environment of its own, and is called over the pipes of a process."""

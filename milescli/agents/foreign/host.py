@@ -26,9 +26,9 @@ from milescli.workers.worker import CallFailed, Worker
 START_TIMEOUT_S = 120.0
 """Time for the imports of the package and of what it loads."""
 CLOSE_TIMEOUT_S = 45.0
-"""Time to clean up (containers, servers) once nobody calls the process any more."""
+"""Seconds to clean up (containers, servers) after the last request."""
 MAX_LOST = 8
-"""Times in a row that the process may end; then the run stops."""
+"""Number of times in a row that the process may end; then the run stops."""
 _PING_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 5.0
 _NOT_PASSED_ON = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "__PYVENV_LAUNCHER__")
@@ -36,38 +36,39 @@ _HOSTS: weakref.WeakSet[ForeignHost] = weakref.WeakSet()
 
 
 class ProcessLost(CallFailed):
-    """The process ended before it replied."""
+    """Reports that the process ended before it replied."""
 
 
 class ForeignWorker(Worker):
-    """A process of a package, below a guard process that ends everything the package started."""
+    """Runs a process of a package, below a guard process that ends everything the package
+    started."""
 
     def __init__(
         self, package: Package, *, start: Mapping[str, Any], folders: Sequence[str] = ()
     ) -> None:
-        """`start`: parameters of its first request; `folders`: further import paths of the process
-        and of what it starts."""
+        """Start the process. `start`: parameters of its first request; `folders`: further import
+        paths of the process and of its children."""
         interpreter = package.interpreter
         environment = {k: v for k, v in os.environ.items() if k not in _NOT_PASSED_ON}
         environment["PATH"] = f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', '')}"
         environment["PYTHONPATH"] = os.pathsep.join(folders)
         command = guarded([str(interpreter), str(package.program)])
         super().__init__(command, codec=JSON, env=environment)
-        self.started = self.ask("start", start)[1]
+        self.started = self.call("start", start)[1]
         """Done once it can be asked; raises ProcessLost where it ends first, or starts too slowly,
         CallFailed with what the package raised."""
         cause = f"the process of {package.name} did not start within {START_TIMEOUT_S:g} s"
         self._bound_start(self.started, START_TIMEOUT_S, cause)
 
-    def ask(
+    def call(
         self, method: str, params: Mapping[str, Any]
     ) -> tuple[int, concurrent.futures.Future[Any]]:
         """Send a request; return its number, and the future of its reply. The future raises
-        CallFailed with what the package raised, ProcessLost where the process ends."""
+        CallFailed with what the package raised, ProcessLost if the process ends."""
         return self.request((method, dict(params)))
 
     def end(self, cause: str = "it was ended") -> None:
-        """See Worker. The guard process ends the others, then itself."""
+        """End the guard process, which first ends the others, as in Worker."""
         super().end(cause)
         if not self._has_ended.wait(_END_TIMEOUT_S):
             super()._kill()
@@ -79,7 +80,7 @@ class ForeignWorker(Worker):
     def _cause_of(self, status: int) -> str:
         return "its process has ended"  # the guard's status says nothing of it
 
-    def _lost(self) -> Exception:
+    def _ended_error(self) -> Exception:
         return ProcessLost(self._cause + self.last_printed())
 
 
@@ -104,13 +105,13 @@ class ForeignHost:
         """Return the id of the guard around the package's process; None if none is running."""
         return self._worker.pid if self._worker is not None else None
 
-    async def ask(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
+    async def call(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
         """Return the reply. Raises CallFailed with what the package raised or if it took too long,
         ProcessLost if the process ended, AgentError if the process ends each time."""
-        worker = self._begun()
+        worker = self._ready_worker()
         try:
             await asyncio.shield(asyncio.wrap_future(worker.started))
-            number, reply = worker.ask(method, params)
+            number, reply = worker.call(method, params)
             try:
                 async with asyncio.timeout(timeout_s):
                     result = await asyncio.wrap_future(reply)
@@ -121,38 +122,38 @@ class ForeignHost:
                 worker.cancel(number)
                 raise
         except ProcessLost as error:
-            raise self._was_lost(worker, error) from None
+            raise self._on_lost(worker, error) from None
         self._num_lost = 0
         return result
 
     def start_now(self) -> ForeignWorker:
-        """Return the process once it can take requests. Raises as `ask`."""
-        worker = self._begun()
+        """Return the process once it can take requests. Raises as `call`."""
+        worker = self._ready_worker()
         try:
             worker.started.result()  # bounded by the worker itself
         except ProcessLost as error:
-            raise self._was_lost(worker, error) from None
+            raise self._on_lost(worker, error) from None
         return worker
 
-    def ask_now(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """Call the process like `ask`, from a thread."""
+    def call_now(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
+        """Call the process like `call`, from a thread."""
         worker = self.start_now()
         try:
-            number, reply = worker.ask(method, params)
+            number, reply = worker.call(method, params)
             try:
                 result = reply.result(timeout_s)
             except TimeoutError:
                 _give_up(worker, number)
                 raise CallFailed(_too_long(method, timeout_s)) from None
         except ProcessLost as error:
-            raise self._was_lost(worker, error) from None
+            raise self._on_lost(worker, error) from None
         self._num_lost = 0
         return result
 
-    def hang_up(self) -> None:
-        """Let its process begin to clean up; `close` waits for it."""
+    def close_input(self) -> None:
+        """Close the process's input, so that it begins to clean up; `close` waits for it."""
         if (worker := self._worker) is not None:
-            worker.hang_up()
+            worker.close_input()
 
     def close(self) -> None:
         """End its process; a later request starts another."""
@@ -161,17 +162,17 @@ class ForeignHost:
         if worker is not None:
             worker.close(CLOSE_TIMEOUT_S, cause="it was closed")
 
-    def _begun(self) -> ForeignWorker:
+    def _ready_worker(self) -> ForeignWorker:
         with self._lock:
             if self._worker is not None and not self._worker.lives:
                 self._worker, self._num_lost = None, self._num_lost + 1
             if self._worker is None:
-                self.package.require(asked_by=f"`{self.package.use}`")
+                self.package.require(needed_by=f"`{self.package.use}`")
                 self._worker = ForeignWorker(self.package, start=self.start, folders=[os.getcwd()])
                 weakref.finalize(self, self._worker.end, "nobody can ask it any more")
             return self._worker
 
-    def _was_lost(self, worker: ForeignWorker, error: ProcessLost) -> Exception:
+    def _on_lost(self, worker: ForeignWorker, error: ProcessLost) -> Exception:
         """Return the error to raise; count each lost process once. The next request starts one."""
         with self._lock:
             if worker is self._worker:
@@ -198,10 +199,11 @@ def _give_up(worker: ForeignWorker, number: int) -> None:
 
 
 def close_hosts() -> None:
-    """End all that this process has started. Idempotent; a later request starts anew."""
+    """End all processes that this process has started. Idempotent; a later request starts a new
+    one."""
     hosts = list(_HOSTS)
     for host in hosts:  # all at once
-        host.hang_up()
+        host.close_input()
     for host in hosts:
         host.close()
 

@@ -19,7 +19,7 @@ from milescli.agents.foreign.packages import RECORD, Package
 from milescli.core.errors import MachineError
 
 PIP_TIMEOUT_S = 1800.0
-"""Time for all that pip downloads and installs."""
+"""Seconds for pip to download and install everything."""
 VENV_TIMEOUT_S = 120.0
 LOAD_TIMEOUT_S = 180.0
 """Time for the first import of the package's program."""
@@ -31,24 +31,24 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """Result of `install`."""
+    """Describes the result of `install`."""
 
     package: Package
     python: str
     """Version of the interpreter."""
     was_there: bool
-    """True if it was installed already, and nothing was done."""
+    """True if it was installed already, so that nothing was done."""
 
 
 def install(package: Package, *, python: str | None, say: Say) -> Installed:
-    """Install the package. `python` is an interpreter's path or name; None looks for one that fits.
-    `say` gets a line per step. Raises MachineError."""
+    """Install the package. `python`: path or name of an interpreter; None: search for a suitable
+    one. `say` receives a line per step. Raises MachineError."""
     package.folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(package):
+    with _install_lock(package):
         record = package.record
         if package.lack is None and record is not None:
             return Installed(package=package, python=record["python"], was_there=True)
-        interpreter, version = chosen(package, python)
+        interpreter, version = find_interpreter(package, python)
         if package.folder.exists():
             shutil.rmtree(package.folder)
         say(f"Python {version} ({interpreter}) in {package.folder}")
@@ -76,21 +76,21 @@ def install(package: Package, *, python: str | None, say: Say) -> Installed:
         return Installed(package=package, python=version, was_there=False)
 
 
-def chosen(package: Package, python: str | None) -> tuple[str, str]:
-    """Return an interpreter for the package, and its version. Raises MachineError if there is none,
-    or if the given one is invalid."""
+def find_interpreter(package: Package, python: str | None) -> tuple[str, str]:
+    """Return (interpreter for the package, its version). Raises MachineError if there is none, or
+    if the given one is unsuitable."""
     candidates = [python] if python is not None else interpreters(package)
-    seen = []
+    rejected = []
     for candidate in candidates:
         version = version_of(candidate)
         if version is None:
             continue
         if package.python <= version[:2] < package.python_below:
             return candidate, ".".join(map(str, version))
-        seen.append(f"{candidate} is {'.'.join(map(str, version))}")
+        rejected.append(f"{candidate} is {'.'.join(map(str, version))}")
     oldest, below = (".".join(map(str, v)) for v in (package.python, package.python_below))
     why = f"{package.name} runs on Python from {oldest} and below {below}; "
-    why += "; ".join(seen) or f"{' and '.join(candidates[:3])} cannot be started"
+    why += "; ".join(rejected) or f"{' and '.join(candidates[:3])} cannot be started"
     raise MachineError(
         f"there is no suitable Python for {package.name}",
         why=why,
@@ -110,10 +110,10 @@ def interpreters(package: Package) -> list[str]:
 
 def version_of(interpreter: str) -> tuple[int, ...] | None:
     """Return the version, such as (3, 12, 1); None if it cannot be started, or is not a Python."""
-    asked = [interpreter, "-c", "import sys; print(*sys.version_info[:3])"]
+    command = [interpreter, "-c", "import sys; print(*sys.version_info[:3])"]
     try:
         done = subprocess.run(
-            asked, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True
+            command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True
         )
         return tuple(map(int, done.stdout.split()))
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -121,7 +121,7 @@ def version_of(interpreter: str) -> tuple[int, ...] | None:
 
 
 @contextlib.contextmanager
-def _alone(package: Package) -> Iterator[None]:
+def _install_lock(package: Package) -> Iterator[None]:
     """Hold the package's lock. Raises MachineError if another process is installing it."""
     with package.folder.with_suffix(".lock").open("w") as lock:
         try:

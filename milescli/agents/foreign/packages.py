@@ -1,5 +1,5 @@
-"""Which packages of environments live in a virtual environment of their own, and where that is.
-Installs nothing (`install` does), starts nothing (`host` does)."""
+"""Lists the packages of environments that are installed in a virtual environment of their own, and
+the folders of these. Installs nothing (`install` does), starts nothing (`host` does)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD = "installed.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """One package that `miles env install` can install."""
+    """Describes one package that `miles env install` can install."""
 
     name: str
     """Name in the package registry and in the commands."""
@@ -76,15 +76,17 @@ class Package:
         if record is None:
             return f"{self.name} is not installed in {self.folder}"
         if record.get("requirements") != self.requirements:
-            there = ", ".join(record.get("requirements") or [])
-            return f"{self.folder} has {there}, and this miles works with {self.requirements[0]}"
+            installed = ", ".join(record.get("requirements") or [])
+            return (
+                f"{self.folder} has {installed}, and this miles works with {self.requirements[0]}"
+            )
         return None
 
-    def require(self, *, asked_by: str) -> None:
+    def require(self, *, needed_by: str) -> None:
         """Raise MachineError if the package is not installed, with the command that installs it."""
         if (lack := self.lack) is not None:
             raise MachineError(
-                f"{asked_by} needs the package `{self.name}` in its own virtual environment",
+                f"{needed_by} needs the package `{self.name}` in its own virtual environment",
                 why=lack,
                 fix=self.command,
             )
@@ -130,12 +132,12 @@ def package_named(name: str) -> Package:
 def environments_dir() -> Path:
     """Return the folder of all virtual environments: MILES_ENVIRONMENTS, or else a folder in the
     user's data directory."""
-    if said := os.environ.get(PLACE):
-        return Path(said).expanduser().absolute()
+    if folder := os.environ.get(PLACE):
+        return Path(folder).expanduser().absolute()
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(data) / "miles" / "environments"
 
 
-def listed(packages: Sequence[Package] = PACKAGES) -> list[tuple[Package, str | None]]:
+def list_packages(packages: Sequence[Package] = PACKAGES) -> list[tuple[Package, str | None]]:
     """Return each package with the reason why it is not usable here, or None."""
     return [(package, package.lack) for package in packages]

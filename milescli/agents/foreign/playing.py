@@ -14,7 +14,7 @@ from milescli.core.types import Prompt
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
-from milescli.rollout.episode.agents import is_built_in, made
+from milescli.rollout.episode.agents import create_agent, is_built_in
 from milescli.workers.worker import CallFailed
 
 MODEL = "policy"
@@ -26,23 +26,24 @@ ASK_TIMEOUT_S = 300.0
 
 
 def host_of(host: ForeignHost) -> ForeignHost:
-    """Return this process's host for the same package and parameters, at first `host`."""
+    """Return the host that this process uses for the same package and parameters; the first time,
+    `host`."""
     return _HOSTS.setdefault(f"{host.package.name} {host.start!r}", host)
 
 
-async def played(
+async def play_episode(
     host: ForeignHost, prompt: Prompt, session: Session, *, timeout_s: float
 ) -> Outcome:
     """Play one episode of the task that the prompt's label names. Raises AgentError with what the
     package raised, or CallFailed if the session may be the cause."""
-    asked = {
+    params = {
         "task": prompt.label,
         "base_url": session.base_url,
         "api_key": session.api_key,
         "model": MODEL,
     }
     try:
-        said = await host.ask("play", asked, timeout_s=timeout_s)
+        reply = await host.call("play", params, timeout_s=timeout_s)
     except CallFailed as error:
         if getattr(session, "engine_failure", error) is not None:
             raise  # whose fault it is is known to who plays the episode
@@ -51,12 +52,12 @@ async def played(
             why=str(error),
             fix=f"fix the environment that `rollout.{host.package.name}` names",
         ) from None
-    return outcome_of(said, package=host.package.name)
+    return outcome_of(reply, package=host.package.name)
 
 
-def outcome_of(said: Mapping[str, Any], *, package: str) -> Outcome:
+def outcome_of(reply: Mapping[str, Any], *, package: str) -> Outcome:
     """Convert the reply into an Outcome. Raises AgentError for a number that is not finite."""
-    numbers = {"reward": said["reward"], **said["figures"]}
+    numbers = {"reward": reply["reward"], **reply["figures"]}
     for name, value in numbers.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise AgentError(
@@ -65,20 +66,20 @@ def outcome_of(said: Mapping[str, Any], *, package: str) -> Outcome:
                 fix="fix the rewards and metrics of its environment",
             )
     return Outcome(
-        text=said["text"],
-        reward=float(said["reward"]),
-        is_cut=said["is_cut"],
-        figures={name: float(value) for name, value in said["figures"].items()},
+        text=reply["text"],
+        reward=float(reply["reward"]),
+        is_cut=reply["is_cut"],
+        figures={name: float(value) for name, value in reply["figures"].items()},
     )
 
 
-def require_environment_there(rollout: Rollout) -> None:
+def require_foreign_environment(rollout: Rollout) -> None:
     """Start the package's process if the recipe's agent needs one; the run uses it later. Raises
     RecipeError if its environment cannot be loaded, MachineError if the package is not
     installed."""
     if rollout.agent not in FOREIGN or not is_built_in(rollout):
         return
-    agent: Any = made(AGENTS.path_of(rollout.agent), rollout)
+    agent: Any = create_agent(AGENTS.path_of(rollout.agent), rollout)
     host: ForeignHost = agent.host
     try:
         host.start_now()
@@ -96,7 +97,7 @@ def require_environment_there(rollout: Rollout) -> None:
 def rows_of(host: ForeignHost, method: str, **params: Any) -> list[dict[str, Any]]:
     """Return the package's tasks as rows of a data file. Raises RecipeError if it fails."""
     try:
-        return host.ask_now(method, params, timeout_s=ASK_TIMEOUT_S)
+        return host.call_now(method, params, timeout_s=ASK_TIMEOUT_S)
     except CallFailed as error:
         raise RecipeError(
             f"{host.package.name} does not return its tasks",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from milescli.data.examples import ExampleReport
     from milescli.data.prompt_source import SourceReport
     from milescli.runtime.inputs.data_check import DataCheck, Part
-    from milescli.runtime.inputs.file_looks import FileLook
+    from milescli.runtime.inputs.file_reports import FileReport
 
 BAR_WIDTH = 40
 MAX_ROWS = 20
@@ -99,70 +99,72 @@ def _lengths(part: Part) -> tuple[str, list[int]]:
     return "characters", sorted(length for look in part.files for length in look.lengths)
 
 
-def _show_file(title: str, look: FileLook, *, output: Output) -> None:
-    whole = "row" if look.learned else "prompt"
-    seen = {
-        "columns": ", ".join(look.columns) or "none",
-        "layout": look.layout or "none of the known ones; columns are found by name",
+def _show_file(title: str, report: FileReport, *, output: Output) -> None:
+    whole = "row" if report.learned else "prompt"
+    fields = {
+        "columns": ", ".join(report.columns) or "none",
+        "layout": report.layout or "none of the known ones; columns are found by name",
     }
-    if look.problem is not None and not look.num_rows:
-        output.kv(seen, title=title)
+    if report.problem is not None and not report.num_rows:
+        output.kv(fields, title=title)
         output.blank()
         return
     output.kv(
         {
-            **seen,
-            **({"learned": look.learned} if look.learned else {}),
-            "prompt": look.prompt_key,
-            "label": look.label_key,
-            **({"also read": beside} if (beside := _beside(look)) else {}),
-            **({"not read": ", ".join(left)} if (left := _left(look)) else {}),
-            "rows": f"{look.num_rows:,}",
-            "bad rows": f"{look.num_bad:,}",
-            f"repeated {whole}s": f"{look.num_duplicates:,}",
+            **fields,
+            **({"learned": report.learned} if report.learned else {}),
+            "prompt": report.prompt_key,
+            "label": report.label_key,
+            **({"also read": beside} if (beside := _other_columns(report)) else {}),
+            **({"not read": ", ".join(left)} if (left := _unread_columns(report)) else {}),
+            "rows": f"{report.num_rows:,}",
+            "bad rows": f"{report.num_bad:,}",
+            f"repeated {whole}s": f"{report.num_duplicates:,}",
         },
         title=title,
     )
-    told = [f"{look.unit} {row.line}: {row.reason}" for row in look.bad[:MAX_ROWS]]
-    told += [
-        f"{look.unit} {again}: the {whole} repeats that of {look.unit} {first}"
-        for again, first in look.duplicates
+    bad_rows = [f"{report.unit} {row.line}: {row.reason}" for row in report.bad[:MAX_ROWS]]
+    bad_rows += [
+        f"{report.unit} {again}: the {whole} repeats that of {report.unit} {first}"
+        for again, first in report.duplicates
     ]
-    for line in told:
+    for line in bad_rows:
         output.text(f"  {line}")
-    if look.num_bad > MAX_ROWS:
-        output.note(f"  and {look.num_bad - MAX_ROWS:,} more bad rows")
+    if report.num_bad > MAX_ROWS:
+        output.note(f"  and {report.num_bad - MAX_ROWS:,} more bad rows")
     output.blank()
 
 
-def _beside(look: FileLook) -> str:
+def _other_columns(report: FileReport) -> str:
     """Return the columns that are read besides the prompt, the label and the learned ones."""
-    named = (look.prompt_key, look.label_key, *(look.learned or "").split(", "))
+    named = (report.prompt_key, report.label_key, *(report.learned or "").split(", "))
     return ", ".join(
-        f"{column} ({role})" for column, role in look.reads.items() if column not in named
+        f"{column} ({role})" for column, role in report.reads.items() if column not in named
     )
 
 
-def _left(look: FileLook) -> list[str]:
+def _unread_columns(report: FileReport) -> list[str]:
     """Return the columns that are not read; none if that is not known."""
-    read = {name.partition(".")[0] for name in look.reads}
-    return [name for name in look.columns if name not in read] if read else []
+    read = {name.partition(".")[0] for name in report.reads}
+    return [name for name in report.columns if name not in read] if read else []
 
 
 def _show_images(part: Part, *, output: Output) -> None:
-    if (seen := part.images) is None:
+    if (images := part.images) is None:
         return
-    several = "" if seen.num_different == seen.num_images else f", {seen.num_different:,} different"
-    small, large = ("{} x {}".format(*size) for size in (seen.smallest, seen.largest))
-    each = str(seen.tokens_min)
+    several = (
+        "" if images.num_different == images.num_images else f", {images.num_different:,} different"
+    )
+    small, large = ("{} x {}".format(*size) for size in (images.smallest, images.largest))
+    each = f"{images.tokens_min}"
+    if images.tokens_min != images.tokens_max:
+        each += f" to {images.tokens_max:,}"
     output.kv(
         {
-            "images": f"{seen.num_images:,} in {seen.num_rows:,} rows{several}",
+            "images": f"{images.num_images:,} in {images.num_rows:,} rows{several}",
             "pixels": small if small == large else f"{small} to {large}",
-            "tokens": f"{seen.tokens:,} of all, "
-            f"{each if seen.tokens_min == seen.tokens_max else f'{each} to {seen.tokens_max:,}'} "
-            "of one",
-            "in memory": format_bytes(seen.size_bytes),
+            "tokens": f"{images.tokens:,} of all, {each} of one",
+            "in memory": format_bytes(images.size_bytes),
         },
         title="images as the model sees them",
     )

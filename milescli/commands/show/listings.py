@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from milescli.listings.recipes import RecipeRow
     from milescli.recipe.algorithms import Setting
     from milescli.recipe.keys import RecipeKey
-    from milescli.rollout.environment_contract import Checked
+    from milescli.rollout.environment_contract import EnvironmentCheck
 
 
 def show_algorithms(rows: Sequence[AlgorithmRow], *, output: Output) -> None:
@@ -42,7 +42,7 @@ def show_algorithms(rows: Sequence[AlgorithmRow], *, output: Output) -> None:
                 row.base or "",
                 _differences(row.sets) if row.base else "sets every component",
                 row.paper.removeprefix("arXiv "),
-                shown(row.learned),
+                improvement_text(row.learned),
             )
             for row in rows
         ],
@@ -69,7 +69,7 @@ def show_algorithm(row: AlgorithmRow, *, output: Output) -> None:
             for key, value in row.settings.items()
         ],
     )
-    output.note(f"learned the quickstart's task: {shown(row.learned)}")
+    output.note(f"learned the quickstart's task: {improvement_text(row.learned)}")
 
 
 def text(value: Setting) -> str:
@@ -79,7 +79,7 @@ def text(value: Setting) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
-def shown(learned: Learned | None) -> str:
+def improvement_text(learned: Learned | None) -> str:
     """Format a measured improvement: `12 -> 98 %`."""
     if learned is None:
         return "not measured"
@@ -275,7 +275,7 @@ NEXT = {
 }
 
 
-def show_listed(
+def show_items(
     kind: str,
     rows: Sequence[Listed],
     *,
@@ -345,7 +345,7 @@ def _as_json(package: Package, lack: str | None) -> dict[str, Any]:
     }
 
 
-def show_checked_environment(name: str, found: Checked, *, output: Output) -> None:
+def show_checked_environment(name: str, found: EnvironmentCheck, *, output: Output) -> None:
     """Show the result of a correct environment's check."""
     from milescli.rollout.environment_contract import MAX_STEPS
 

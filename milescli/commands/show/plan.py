@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 from milescli.console.output import Output
-from milescli.console.pager import paged
+from milescli.console.pager import paging
 from milescli.console.theme import Segment, staircase
 from milescli.core.files import parse_json
 from milescli.core.units import GIB, format_bytes, format_count, format_duration
@@ -151,7 +151,7 @@ def show_plan(
             for whom, name, value, reason in environment_rows(plan)
         ]
     output.json("plan", payload)
-    with paged(output):
+    with paging(output):
         _show(plan, loaded, alerts, output=output, is_all=with_origins, price=price_per_gpu_hour)
     rest = "" if with_origins else "; -v shows the rest: placement, memory, every choice and key"
     output.note(f"nothing was started{rest}")
@@ -221,7 +221,7 @@ def _show_set(loaded: LoadedRecipe, output: Output) -> None:
         value = value_at(loaded.recipe, name)
         if origin.layer in _OWN:
             own.append((name, _short(_value(value)), str(origin)))
-        elif origin.layer is not SettingsLayer.DEFAULT and _is_telling(name, value):
+        elif origin.layer is not SettingsLayer.DEFAULT and _is_informative(name, value):
             section, _, key = name.partition(".")
             by = str(origin).rpartition(":")[0] or str(origin)
             others.setdefault((by, section), []).append(f"{key} {_short(_value(value))}")
@@ -230,13 +230,15 @@ def _show_set(loaded: LoadedRecipe, output: Output) -> None:
         output.blank()
     for by in dict.fromkeys(by for by, _ in others):
         rows = {
-            section: ", ".join(said) for (whose, section), said in others.items() if whose == by
+            section: ", ".join(settings)
+            for (whose, section), settings in others.items()
+            if whose == by
         }
         output.kv(rows, title=f"set by {by}")
         output.blank()
 
 
-def _is_telling(name: str, value: object) -> bool:
+def _is_informative(name: str, value: object) -> bool:
     """Return False for a value that the recipe repeats although it is the default."""
     return name not in _UNSHOWN and (name not in keys() or value != keys()[name].default)
 
@@ -328,14 +330,14 @@ def _layout(plan: Plan) -> dict[str, object]:
         engines.attention_dp > 1
     )
     where = "on the trainer's devices, in turns" if plan.colocated else "on their own devices"
-    apart = f"{plan.engines_apart} of them apart from rollout; " * bool(plan.engines_apart)
+    separate = f"{plan.engines_apart} of them apart from rollout; " * bool(plan.engines_apart)
     threads = ""
     if plan.device_kind == "cpu":
         count = engines.cpu_threads or plan.cpu_threads
         threads = f", {plan.cpu_threads} threads for a trainer rank"
         threads += f", {count} for an engine's" * bool(engines.num)
     rollout = {
-        "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; {apart}"
+        "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; {separate}"
         f"{engines.max_running_requests} requests at once, "
         f"context {engines.context_length}",
         "weights": f"channel {plan.channel}"

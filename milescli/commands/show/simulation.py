@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from milescli.checkpoint.run_dir import open_run
 from milescli.cluster.nodes import planning_machine
 from milescli.commands.find_run import find_run
-from milescli.commands.options import here
+from milescli.commands.options import recipe_environment
 from milescli.console.output import Output
 from milescli.console.theme import sparkline
 from milescli.core.units import format_count, format_duration
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe, load
 from milescli.recipe.schema import Recipe
-from milescli.runtime.inputs.given_models import teacher_facts
+from milescli.runtime.inputs.auxiliary_models import teacher_facts
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.planning import plan_only
 from milescli.simulate.assumptions import assumptions, doubts
@@ -33,7 +33,7 @@ MARKS = {"train": "█", "wait": "·", "publish": "▒", "replaced": "x"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class SimulationOptions:
     """Holds what the command line says."""
 
     loaded: LoadedRecipe
@@ -50,16 +50,16 @@ class Wish:
     def varied(self, further: Sequence[str]) -> Recipe:
         """Return the recipe with additional settings. Raises RecipeError."""
         sets = [*self.sets, *further]
-        return load(self.loaded.source, sets=sets, flags=self.flags, **here()).recipe  # type: ignore[arg-type]
+        return load(self.loaded.source, sets=sets, flags=self.flags, **recipe_environment()).recipe  # type: ignore[arg-type]
 
 
-def show_simulation(wish: Wish, *, output: Output) -> None:
+def show_simulation(options: SimulationOptions, *, output: Output) -> None:
     """Simulate the recipe, and show the results. Raises what planning the recipe raises."""
-    recipe = wish.loaded.recipe
-    assume = assumptions(recipe, wish.assume)
+    recipe = options.loaded.recipe
+    assume = assumptions(recipe, options.assume)
     measured = None
-    if wish.run is not None:
-        measured = read_measured(open_run(find_run(wish.run)))
+    if options.run is not None:
+        measured = read_measured(open_run(find_run(options.run)))
         assume = with_measured(assume, measured)
     for doubt in doubts(recipe, assume):
         output.warn(doubt)
@@ -69,25 +69,25 @@ def show_simulation(wish: Wish, *, output: Output) -> None:
             "own: asynchronous settings gain less here"
         )
     facts = planned_facts(recipe)
-    machine = wish.machine or planning_machine(wish.loaded)
-    plan_only(wish.loaded, machine, facts=facts)
+    machine = options.machine or planning_machine(options.loaded)
+    plan_only(options.loaded, machine, facts=facts)
     made = Comparison(
-        vary=wish.varied,
+        vary=options.varied,
         machine=machine,
         facts=facts,
         assume=assume,
         measured=measured,
         teachers=teacher_facts(recipe),
-        steps=wish.window,
-        seed=wish.seed,
+        steps=options.window,
+        seed=options.seed,
     )
     best = made.run()
     others = sorted(made.candidates, key=lambda one: -one.outcome.samples_per_s)
-    command = _command(best, wish)
-    output.json("simulation", _payload(made, best, command, price=wish.price))
+    command = _command(best, options)
+    output.json("simulation", _payload(made, best, command, price=options.price))
     output.table(
-        _columns(wish.price),
-        [_row(one, best, wish.price) for one in others],
+        _columns(options.price),
+        [_row(one, best, options.price) for one in others],
         title=f"{recipe.name}, {recipe.train.steps} steps of "
         f"{recipe.rollout.prompts_per_step} x {recipe.rollout.samples_per_prompt} samples",
     )
@@ -161,10 +161,10 @@ def _payload(
     }
 
 
-def _command(best: Candidate, wish: Wish) -> str:
-    sets = dict(text.partition("=")[::2] for text in (*wish.sets, *best.sets))
-    words = ["miles", "launch", "--recipe", wish.loaded.source]
-    words += ["--nodes", str(len(wish.machine.nodes))] if wish.machine else []
+def _command(best: Candidate, options: SimulationOptions) -> str:
+    sets = dict(text.partition("=")[::2] for text in (*options.sets, *best.sets))
+    words = ["miles", "launch", "--recipe", options.loaded.source]
+    words += ["--nodes", str(len(options.machine.nodes))] if options.machine else []
     for key, value in sets.items():
         words += ["--set", f"{key}={value}"]
     return shlex.join(words)

@@ -16,7 +16,7 @@ from milescli.core.units import format_bytes, format_duration
 from milescli.insight.case import Finding, Level, Verdict
 from milescli.insight.facts import read_facts
 from milescli.insight.reader import RunReader
-from milescli.insight.summary import Course, Phase, Summary, leading, summarize
+from milescli.insight.summary import Course, Phase, Summary, representative_history, summarize
 
 EVERY_S = 2.0
 LABEL = 10
@@ -70,7 +70,7 @@ def _show_bare(summary: Summary, output: Output) -> None:
 
 def lines_of(summary: Summary, history: History) -> Iterator[Line]:
     """Yield the lines of the screen."""
-    shown = leading(history)
+    shown = representative_history(history)
     yield _head(summary)
     yield _bar(summary)
     yield []
@@ -78,9 +78,9 @@ def lines_of(summary: Summary, history: History) -> Iterator[Line]:
     yield []
     if len(shown.warmup) and not len(shown.columns):
         losses = shown.warmup.get("loss")
-        told = f"{number(losses[0], '.3f')} → {number(losses[-1], '.3f')}  "
+        course = f"{number(losses[0], '.3f')} → {number(losses[-1], '.3f')}  "
         spark = (theme.sparkline(losses, SPARK), theme.ACCENT)
-        yield [("loss".ljust(LABEL), theme.LABEL), told, spark]
+        yield [("loss".ljust(LABEL), theme.LABEL), course, spark]
     if summary.reward is not None:
         rewards = shown.columns.get("rollout/reward_mean")
         yield _course("reward", summary.reward, rewards, style=theme.REWARD)
@@ -98,10 +98,10 @@ def lines_of(summary: Summary, history: History) -> Iterator[Line]:
 
 def _head(summary: Summary) -> Line:
     style = _STATE.get(summary.state, theme.BAD)
-    told = f"   {summary.phase}" if summary.state == "running" and summary.phase else ""
-    detail = f": {summary.phase_detail}" if told and summary.phase_detail else ""
+    phase = f"   {summary.phase}" if summary.state == "running" and summary.phase else ""
+    detail = f": {summary.phase_detail}" if phase and summary.phase_detail else ""
     trunk = f"   forked from {summary.forked_from}" if summary.forked_from else ""
-    shown = (told + detail, ""), (trunk, theme.QUIET)
+    shown = (phase + detail, ""), (trunk, theme.QUIET)
     return [(summary.name, theme.TITLE), "   ", (summary.state, style), *shown]
 
 
@@ -174,8 +174,8 @@ def _speed(summary: Summary) -> Iterator[Line]:
     if summary.phases:
         yield [("a step", theme.LABEL), " " * (LABEL - 6), *_phases(summary.phases)]
     if summary.run_phases:
-        told = (f"{one.name} {one.share:.0%}" for one in summary.run_phases if one.share >= 0.01)
-        yield _labelled("the run", ", ".join(told))
+        shares = (f"{one.name} {one.share:.0%}" for one in summary.run_phases if one.share >= 0.01)
+        yield _labelled("the run", ", ".join(shares))
 
 
 def _phases(phases: Sequence[Phase]) -> Iterator[str | tuple[str, str]]:
@@ -190,14 +190,14 @@ def _phases(phases: Sequence[Phase]) -> Iterator[str | tuple[str, str]]:
 
 def _health(summary: Summary) -> Iterator[Line]:
     if summary.waits:
-        told = (
+        waits = (
             f"{wait.who} for {wait.for_whom} {wait.seconds:.2f} s ({wait.share:.0%})"
             for wait in summary.waits
         )
-        yield _labelled("waits", "; ".join(told))
+        yield _labelled("waits", "; ".join(waits))
     if summary.staleness_mean is not None:
-        told_max = f" (max {summary.staleness_max})"
-        yield _labelled("staleness", f"{summary.staleness_mean:.1f}{told_max}")
+        max_text = f" (max {summary.staleness_max})"
+        yield _labelled("staleness", f"{summary.staleness_mean:.1f}{max_text}")
     is_running = summary.state == "running"
     if summary.memory:
         parts = [
@@ -211,14 +211,14 @@ def _health(summary: Summary) -> Iterator[Line]:
             ", ".join(parts) + (f", {more} more" if more > 0 else ""),
         )
     saved = summary.checkpoint_step
-    told_saved = "none yet" if saved is None else f"of step {saved}"
-    yield _labelled("restarts", f"{summary.restarts}   checkpoint {told_saved}")
+    checkpoint = "none yet" if saved is None else f"of step {saved}"
+    yield _labelled("restarts", f"{summary.restarts}   checkpoint {checkpoint}")
     if summary.mirror is not None:
         copied = summary.mirrored_step
-        told = "no checkpoint yet" if copied is None else f"checkpoint of step {copied}"
+        copy = "no checkpoint yet" if copied is None else f"checkpoint of step {copied}"
         behind = (saved or 0) - (copied or 0)
         lag = f", {behind} steps behind" if saved is not None and saved != copied else ""
-        yield _labelled("copy", f"{told} in {summary.mirror}/{summary.name}{lag}")
+        yield _labelled("copy", f"{copy} in {summary.mirror}/{summary.name}{lag}")
 
 
 def _labelled(word: str, text: str) -> Line:

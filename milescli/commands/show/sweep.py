@@ -20,9 +20,9 @@ from milescli.sweep.results import (
     SweepResult,
     headline,
     markdown,
+    page_fields,
     read_results,
     rows_of,
-    shown_on_page,
     write_results,
 )
 
@@ -145,4 +145,4 @@ def _page(folder: SweepDir, result: SweepResult) -> str:
             why="an HTML report shows the runs of trials",
             fix=f"miles resume {folder.shown}   # begins them",
         )
-    return sweep_page(shown_on_page(result, folder), subjects, made_s=time.time())
+    return sweep_page(page_fields(result, folder), subjects, made_s=time.time())

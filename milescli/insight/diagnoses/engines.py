@@ -11,11 +11,11 @@ from milescli.insight.case import Case, Finding, Level, number
 from milescli.train.agreement import CORRECTED_KL, Agreement
 
 DIFF, LARGEST = "train/logprob_diff_mean", "train/logprob_diff_max"
-GUESSED = "rollout/accept_length"
+ACCEPTANCE = "rollout/accept_length"
 FLOORS = 4.0
 """Multiple of the rounding error of this model by which the mean |engine - trainer| may differ; the
 check before the first step measures the rounding error (`train.agreement`)."""
-APART = {"fp32": 0.002, "bf16": 0.05}
+MIN_DRIFT = {"fp32": 0.002, "bf16": 0.05}
 """Smallest difference that is called drift, in nats per token: below it, a ratio is off by 0.2 % or
 5 %, which does not affect clips and means. SmolLM2-135M rounds by 4e-6 in float32 and 0.05 in
 bfloat16."""
@@ -29,17 +29,19 @@ SILENT = 10.0
 """Multiple of a usual step."""
 LEAST_SILENT_S = 120.0
 LEAST_GROWTH_S, LEAST_GROWTH, LEAST_GROWTH_BYTES = 1200.0, 0.1, 256 * MIB
-"""Memory is judged after so long, and called growing from such a share and size on."""
+"""Memory is judged after this many seconds, and counts as growing from this share and this size
+on."""
 
 
 def engine_trainer_drift(case: Case) -> Finding | None:
     """Detect that the engine's log-probs drift away from the trainer's."""
-    if not case.has(DIFF, least=series.LEAST):
+    if not case.has(DIFF, least=series.MIN_WINDOW):
         return None
     before, now = case.early(DIFF), case.recent(DIFF)
     check = case.history.check or {}
     bound = max(
-        APART.get(case.facts.precision, APART["bf16"]), FLOORS * check.get("floor_mean", 0.0)
+        MIN_DRIFT.get(case.facts.precision, MIN_DRIFT["bf16"]),
+        FLOORS * check.get("floor_mean", 0.0),
     )
     if check.get("agreement") == Agreement.EXPLAINED:  # which another finding tells
         bound = max(bound, EXPLAINED * check["diff_mean"])
@@ -102,9 +104,9 @@ def engine_trainer_mismatch(case: Case) -> Finding | None:
 def draft_acceptance_falling(case: Case) -> Finding | None:
     """Detect that speculative decoding guesses worse and worse, as the policy moves away from its
     draft model."""
-    if not case.has(GUESSED):
+    if not case.has(ACCEPTANCE):
         return None
-    before, now = case.early(GUESSED), case.recent(GUESSED)
+    before, now = case.early(ACCEPTANCE), case.recent(ACCEPTANCE)
     if now - 1 > WORSE * (before - 1):
         return None
     return case.finding(
@@ -117,12 +119,12 @@ def draft_acceptance_falling(case: Case) -> Finding | None:
             "--set rollout.speculative.kind=ngram needs no draft model",
         ),
         source="Leviathan et al., arXiv 2211.17192, equation 1: speed-up by acceptance",
-        columns=(GUESSED, "speed/rollout_tokens_per_s"),
+        columns=(ACCEPTANCE, "speed/rollout_tokens_per_s"),
     )
 
 
 def workers_die(case: Case) -> Finding | None:
-    """Detect that processes are replaced again and again."""
+    """Detect that processes are replaced repeatedly."""
     last = case.steps[1]
     first = max(case.steps[0], last - DEATH_STEPS + 1)
     lost = [one for one in case.history.healings if one.step >= first - 1]
@@ -173,9 +175,9 @@ def stalled(case: Case) -> Finding | None:
 
 
 def memory_growing(case: Case) -> Finding | None:
-    """Detect a process whose memory keeps growing after its start: each quarter of the
-    attempt's time uses more than the previous one, and the last increase is at least half of
-    the one before."""
+    """Detect a process whose memory keeps growing after its start: each quarter of the attempt's
+    time uses more than the previous one, and the last increase is at least half of the one
+    before."""
     rates = dict[str, tuple[float, float, float]]()
     for name, course in case.memory.items():
         times = np.array([time for time, _ in course])

@@ -14,7 +14,7 @@ NORM = "train/grad_norm"
 SPIKE = 8.0
 """Multiple of the median over the previous steps that have a gradient."""
 BEFORE = 20
-NONE = 1e-9
+ZERO_NORM = 1e-9
 """Gradient norm that counts as zero: no parameter's gradient exceeds it, and a tenth of Adam's
 epsilon moves nothing."""
 SPIKES = 2
@@ -56,7 +56,7 @@ def gradient_spikes(case: Case) -> Finding | None:
     norms, steps = case.column(NORM), case.history.columns.steps
     spikes = [
         place
-        for place in range(max(FEW_STEPS, len(norms) - series.MOST), len(norms))
+        for place in range(max(FEW_STEPS, len(norms) - series.MAX_WINDOW), len(norms))
         if norms[place] > SPIKE * _usual(norms, place)
     ]
     if len(spikes) < SPIKES:
@@ -67,7 +67,7 @@ def gradient_spikes(case: Case) -> Finding | None:
         "gradient-spikes",
         Level.WARNING,
         "The gradient spikes",
-        evidence=f"{len(spikes)} of the last {min(len(norms), series.MOST)} steps have a "
+        evidence=f"{len(spikes)} of the last {min(len(norms), series.MAX_WINDOW)} steps have a "
         f"gradient norm of more than {SPIKE:g} times the median of the {BEFORE} before; "
         f"step {steps[worst]}: {number(norms[worst])}, compared with {number(usual)}",
         advice=(
@@ -86,14 +86,14 @@ def _usual(norms: np.ndarray, place: int) -> float:
     Steps whose groups all have equal rewards have none: half of the last steps of a model that has
     learned its prompts."""
     before = norms[max(0, place - BEFORE) : place]
-    usual = series.median(before[before > NONE])
+    usual = series.median(before[before > ZERO_NORM])
     return math.inf if math.isnan(usual) else usual
 
 
 def no_gradient(case: Case) -> Finding | None:
     """Detect that nothing is learned, because all gradients are zero."""
     norms = series.recent(case.column(NORM))
-    if len(norms) < series.LEAST or norms.max() > NONE:
+    if len(norms) < series.MIN_WINDOW or norms.max() > ZERO_NORM:
         return None
     return case.finding(
         "no-gradient",
@@ -115,7 +115,7 @@ def no_gradient(case: Case) -> Finding | None:
 def no_learning_rate(case: Case) -> Finding | None:
     """Detect a learning rate that has decayed to zero, or always was."""
     rates = series.recent(case.column("train/lr"))
-    if len(rates) < series.LEAST or rates.max() > 0:
+    if len(rates) < series.MIN_WINDOW or rates.max() > 0:
         return None
     return case.finding(
         "no-learning-rate",

@@ -14,23 +14,24 @@ ENTROPY, KL, RATIO, CLIPPED = (
     "train/clip_fraction",
 )
 COLLAPSED, LOW = 0.2, 0.1
-"""Of what it was; nats a token: 1.1 choices, whatever the vocabulary."""
+"""Entropy relative to its start; entropy in nats per token: 1.1 choices, whatever the
+vocabulary."""
 EXPLODED, MUCH = 2.5, 0.5
-"""Times what it was; nats a token: 1.6 times as many choices."""
+"""Entropy relative to its start; entropy in nats per token: 1.6 times as many choices."""
 KL_FAR, KL_GROWN, KL_LOST = 0.5, 4.0, 2.0
-"""Nats a token, where the reference finds each of the policy's tokens 1.6 times as unlikely; times
-what it was halfway; nats a token that are too far (7 times), however it came there."""
-STILL = 2.0**-22
+"""KL in nats per token at which the reference finds each token of the policy 1.6 times less likely;
+ratio to the KL halfway; KL in nats per token that is always too large (7 times less likely)."""
+MIN_RATIO_CHANGE = 2.0**-22
 """Two spacings of float32 at 1, for the mean of ratios that are all exactly 1. Even a small
 learning rate on many tokens (ratios that are off by 1e-4 either way, 100,000 tokens) moves the mean
 by only 3e-7."""
-CLIPPED_MUCH = {"token": 0.2, "sequence": 0.6, "sequence_token": 0.6}
+MAX_CLIPPED = {"token": 0.2, "sequence": 0.6, "sequence_token": 0.6}
 """GSPO clips whole sequences, and two orders of magnitude more tokens (arXiv 2507.18071, section
 5.2)."""
 
 
 def entropy_collapse(case: Case) -> Finding | None:
-    """Detect that all samples of a prompt become alike before the policy is right."""
+    """Detect that all samples of a prompt become alike before the policy answers correctly."""
     if not case.has(ENTROPY) or case.is_at_ceiling:
         return None
     before, now = case.early(ENTROPY), case.recent(ENTROPY)
@@ -102,20 +103,24 @@ def kl_runaway(case: Case) -> Finding | None:
 
 
 def ratio_stuck(case: Case) -> Finding | None:
-    """Detect that the policy always equals the policy that sampled, in spite of several updates a
-    step."""
+    """Detect that the policy always equals the one that sampled, although a step makes several
+    updates."""
     updates = case.facts.updates_per_step
-    if updates < 2 or not case.has(RATIO, least=series.LEAST):
+    if updates < 2 or not case.has(RATIO, least=series.MIN_WINDOW):
         return None
     ratios, rates = case.column(RATIO), series.recent(case.column("train/lr"))
-    if abs(series.finite(ratios) - 1).max() > STILL or not len(rates) or rates.max() == 0:
+    if (
+        abs(series.finite(ratios) - 1).max() > MIN_RATIO_CHANGE
+        or not len(rates)
+        or rates.max() == 0
+    ):
         return None
     return case.finding(
         "ratio-stuck",
         Level.BAD,
         "The ratio is always 1",
-        evidence=f"train/ratio_mean is within 1 +- {STILL:.1g} at all {case.num_steps} steps, "
-        f"although each has {updates} updates",
+        evidence=f"train/ratio_mean is within 1 +- {MIN_RATIO_CHANGE:.1g} at all {case.num_steps} "
+        f"steps, although each has {updates} updates",
         advice=(
             "the old log-probs are computed again at each update: --set train.old_logprobs=trainer",
             "a custom objective must use `Stream.OLD`, not the log-probs of the current pass",
@@ -130,8 +135,8 @@ def ratio_stuck(case: Case) -> Finding | None:
 
 def clip_fraction_high(case: Case) -> Finding | None:
     """Detect that a large part of a step's tokens is clipped."""
-    bound = CLIPPED_MUCH.get(str(case.facts.key("train.ratio", "token")), math.inf)
-    now = case.recent(CLIPPED) if case.has(CLIPPED, least=series.LEAST) else 0.0
+    bound = MAX_CLIPPED.get(str(case.facts.key("train.ratio", "token")), math.inf)
+    now = case.recent(CLIPPED) if case.has(CLIPPED, least=series.MIN_WINDOW) else 0.0
     if now < bound:
         return None
     return case.finding(

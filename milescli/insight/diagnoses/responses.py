@@ -21,7 +21,7 @@ LONG_ENOUGH = 48
 DISTINCT = 0.35
 """Share of a response's n-grams that differ; below it, the response repeats itself."""
 OFTEN = 0.25
-"""Share of the kept samples."""
+"""Share of the stored samples."""
 PHRASE = 6
 """Number of words of a phrase."""
 EVERYWHERE, BEFORE = 0.6, 0.2
@@ -54,7 +54,7 @@ def length_explosion(case: Case) -> Finding | None:
 
 def truncation(case: Case) -> Finding | None:
     """Detect that many responses are truncated."""
-    if not case.has(TRUNCATED, least=series.LEAST) or (now := case.recent(TRUNCATED)) < CUT:
+    if not case.has(TRUNCATED, least=series.MIN_WINDOW) or (now := case.recent(TRUNCATED)) < CUT:
         return None
     bound = case.facts.key("rollout.max_response_tokens")
     return case.finding(
@@ -138,7 +138,7 @@ def one_phrase(case: Case) -> Finding | None:
     ]
     if not often:
         return None
-    share, phrase = max(often, key=lambda told: (told[0], len(told[1])))
+    share, phrase = max(often, key=lambda pair: (pair[0], len(pair[1])))
     is_better = case.accuracy.is_rising
     return case.finding(
         "one-phrase",

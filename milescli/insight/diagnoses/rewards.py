@@ -7,7 +7,16 @@ import math
 import numpy as np
 
 from milescli.insight import series
-from milescli.insight.case import CEILING, REWARD, Case, Finding, Level, difference, number, rise
+from milescli.insight.case import (
+    CEILING,
+    REWARD,
+    Case,
+    Finding,
+    Level,
+    difference,
+    number,
+    surest_trend,
+)
 
 ZERO_VARIANCE = "rollout/zero_variance_fraction"
 EQUAL = 0.8
@@ -130,7 +139,7 @@ def held_out_falls(case: Case) -> Finding | None:
     last = found[-1]
     fall = difference(best.accuracy, last.accuracy, num_prompts=last.num_prompts)
     steps = np.asarray(case.history.columns.steps)
-    since = rise(case.column(REWARD)[steps > best.step])
+    since = surest_trend(case.column(REWARD)[steps > best.step])
     if not fall.is_falling or since.is_falling or math.isnan(since.change):
         return None
     return case.finding(
@@ -153,7 +162,7 @@ def held_out_falls(case: Case) -> Finding | None:
 
 
 def _are_equal(case: Case) -> bool:
-    return case.has(ZERO_VARIANCE, least=series.LEAST) and case.recent(ZERO_VARIANCE) >= EQUAL
+    return case.has(ZERO_VARIANCE, least=series.MIN_WINDOW) and case.recent(ZERO_VARIANCE) >= EQUAL
 
 
 def _equal_evidence(case: Case) -> str:
@@ -161,7 +170,7 @@ def _equal_evidence(case: Case) -> str:
         f"{case.recent(ZERO_VARIANCE):.0%} of the groups of the last steps have equal rewards, "
         f"mean {number(case.recent(REWARD))}"
     )
-    histograms = [counts for _, counts in case.history.reward_histograms[-series.LEAST :]]
+    histograms = [counts for _, counts in case.history.reward_histograms[-series.MIN_WINDOW :]]
     if not histograms:
         return text
     sums = np.sum(histograms, axis=0)
@@ -184,7 +193,7 @@ def _is_lost_at_once(case: Case, rewards: np.ndarray) -> bool:
     now, first = float(series.recent(rewards).mean()), float(rewards[0])
     groups = max(1.0, float(case.column("rollout/num_groups")[0]))
     error = float(case.column("rollout/reward_std")[0]) / math.sqrt(groups)
-    return now < 0.5 * first and first - now > series.SURE * error
+    return now < 0.5 * first and first - now > series.MIN_STANDARD_ERRORS * error
 
 
 def _noise(rewards: np.ndarray) -> float:

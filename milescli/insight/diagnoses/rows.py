@@ -10,14 +10,14 @@ WORSE = 1.05
 
 def overfitting(case: Case) -> Finding | None:
     """Detect that the training loss falls while the held-out loss rises."""
-    held = case.history.validations
-    if len(held) < 3:
+    validations = case.history.validations
+    if len(validations) < 3:
         return None
-    best = min(held, key=lambda one: one.loss)
-    last = held[-1]
-    if last.loss < WORSE * best.loss or held[-2].loss < best.loss or last is best:
+    best = min(validations, key=lambda one: one.loss)
+    last = validations[-1]
+    if last.loss < WORSE * best.loss or validations[-2].loss < best.loss or last is best:
         return None
-    if held[-2] is best or not case.progress.is_rising:
+    if validations[-2] is best or not case.progress.is_rising:
         return None
     return case.finding(
         "overfitting",

@@ -1,4 +1,4 @@
-"""Hints where the time goes, and what would be faster; nothing is wrong."""
+"""Gives hints where the time goes, and what would be faster; nothing is wrong."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def balanced_engines(rollout_s: float, train_s: float, *, engines: int, trainer:
 
 
 def balanced_overlapping(busy_s: float, train_s: float, *, engines: int, trainer: int) -> int:
-    """Return the same number for rollout that runs ahead of the trainer: both take equally long at
-    x = n R / (R + T)."""
+    """Return the number of devices for rollout that runs ahead of the trainer: both take equally
+    long at x = n R / (R + T); see `balanced_engines`."""
     total = engines + trainer
     work_r, work_t = busy_s * engines, train_s * trainer
     return min(total - 1, max(1, round(total * work_r / (work_r + work_t))))
@@ -58,7 +58,7 @@ def balanced_overlapping(busy_s: float, train_s: float, *, engines: int, trainer
 def _balance(case: Case) -> list[str]:
     facts = case.facts
     engines, trainer = facts.num_engine_devices, facts.num_trainer_devices
-    if facts.is_colocated or not engines or not case.has(ROLLOUT, least=series.LEAST):
+    if facts.is_colocated or not engines or not case.has(ROLLOUT, least=series.MIN_WINDOW):
         return []
     rollout_s, train_s = case.recent(ROLLOUT), case.recent(TRAIN)
     if facts.max_staleness:
@@ -78,7 +78,7 @@ def _balance(case: Case) -> list[str]:
 def _side(
     case: Case, column: str, name: str, title: str, advice: tuple[str, ...]
 ) -> Finding | None:
-    if case.history.learns_from_rows or not case.has(column, least=series.LEAST):
+    if case.history.learns_from_rows or not case.has(column, least=series.MIN_WINDOW):
         return None
     share = case.recent(column) / case.recent(STEP)
     if not share > (BOUND if column in (ROLLOUT, TRAIN) else SIDE):

@@ -36,7 +36,7 @@ def staleness_over_bound(case: Case) -> Finding | None:
 
 def stale_groups_wasted(case: Case) -> Finding | None:
     """Detect that many samples are discarded because of their age."""
-    if not case.has(WASTED, least=series.LEAST):
+    if not case.has(WASTED, least=series.MIN_WINDOW):
         return None
     wasted = series.recent(case.column(WASTED)).sum()
     used = series.recent(case.column("rollout/generated_tokens")).sum()
@@ -61,7 +61,7 @@ def stale_groups_wasted(case: Case) -> Finding | None:
 def mixed_versions(case: Case) -> Finding | None:
     """Detect that most samples mix several weight versions without a correction."""
     versions = [set(sample.record.get("versions", ())) for sample in case.samples]
-    mixed = sum(len(told) > 1 for told in versions)
+    mixed = sum(len(sample_versions) > 1 for sample_versions in versions)
     is_corrected = (
         case.facts.key("train.correction.kind", "none") != "none"
         or case.facts.key("train.old_logprobs") == "engine"

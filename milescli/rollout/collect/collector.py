@@ -1,9 +1,8 @@
-"""Prompts -> scored, filtered groups: one step's worth at a time (Collector). Running ahead of the
-trainer is the work of `ahead` and `done_first`.
+"""Collects the scored and filtered groups of one step at a time (Collector). The modules
+`prefetching` and `completion_order` collect for later steps while the trainer works.
 
 The order of the groups is the order of the prompts and every sampling seed is fixed by (run seed,
-position, sample), so what is trained on does not depend on which sample was done first.
-"""
+position, sample), so what is trained on does not depend on which sample was done first."""
 
 from __future__ import annotations
 
@@ -23,22 +22,22 @@ from milescli.core.plug_points import CURRICULA, FILTERS, SAMPLE_FILTERS, SELECT
 from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import PromptSource
-from milescli.rollout.collect.elsewhere import GroupMaker
 from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
+from milescli.rollout.collect.remote_groups import GroupSampler
 from milescli.rollout.collect.rollout_stats import staleness_of, summarise
 from milescli.rollout.collect.selectors import (
     FIRST,
     NONE,
     Tried,
-    chosen,
+    choose_prompts,
     is_kept,
-    remember,
-    selected,
-    shaped,
-    sifted,
+    mark_learned_samples,
+    record_rewards,
+    select_groups,
+    shape_rewards,
 )
 from milescli.rollout.episode.episode import Episodes
-from milescli.rollout.episode.unscored import INFRASTRUCTURE_ERRORS, Unscored
+from milescli.rollout.episode.unscored import INFRASTRUCTURE_ERRORS, UnscoredCounter
 from milescli.workers.isolated import resolve_isolated
 
 SeedOf = Callable[[int, int, int], int]
@@ -47,7 +46,7 @@ SeedOf = Callable[[int, int, int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One step's groups, before the trainer's version is known."""
+    """Holds one step's groups, before the trainer's version is known."""
 
     kept: list[Group]
     """In the order of their prompts."""
@@ -76,8 +75,7 @@ TOO_MANY_UNSCORED = RewardError(
     why="the warnings above say what failed",
     fix="fix the reward, judge, sandbox or environment, then resume the run",
 )
-"""Raised where other processes collect, each of which has warned, or where a step has no groups
-left."""
+"""Raised if other processes collect, each of which has warned, or if a step has no groups left."""
 
 
 class Collector:
@@ -93,11 +91,12 @@ class Collector:
         seed_of: SeedOf | None = None,
         with_greedy: bool = False,
         journal: Journal | None = None,
-        elsewhere: GroupMaker | None = None,
+        group_sampler: GroupSampler | None = None,
     ) -> None:
         """Set up collection. `with_greedy`: each group also gets the reward of a greedy response.
-        `journal`: records the sampled groups; recorded groups are not sampled again. `elsewhere`:
-        other processes sample, score and hold the groups; None: this process does."""
+        `journal`: records the sampled groups; recorded groups are not sampled again.
+        `group_sampler`: other processes sample, score and hold the groups; None: this process
+        does."""
         self._source = source
         self._episodes = episodes
         self._recipe = recipe
@@ -108,7 +107,7 @@ class Collector:
         self._selection = resolve_isolated(SELECTIONS, recipe.rollout.selection)
         self._curriculum = resolve_isolated(CURRICULA, recipe.data.curriculum)
         self._with_greedy = with_greedy
-        self._elsewhere = elsewhere
+        self._group_sampler = group_sampler
         self._journal = journal or NoJournal()
         self.refused: list[Group] = []
         """By the filter, in the last step taken."""
@@ -117,7 +116,7 @@ class Collector:
         self.flow = FlowStats()
         """Up to the last step taken."""
         self._meter = FlowMeter()
-        self._unscored: dict[int, Unscored] = {}
+        self._unscored: dict[int, UnscoredCounter] = {}
         """By step; that of the last few."""
         self._stats: RolloutStats | None = None
 
@@ -134,19 +133,19 @@ class Collector:
 
     @property
     def taken(self) -> list[int]:
-        """Return nothing: steps take the prompts in their order."""
+        """Return an empty list: steps take the prompts in their order."""
         return []
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
-        """Do nothing: a strict collector runs nothing between steps (see
-        `AheadCollector.start`)."""
+        """Reset the flow statistics. Nothing else starts before `take` (see
+        `PrefetchingCollector.start`)."""
         self._meter.read()
 
-    def published(self, version: WeightVersion) -> None:
-        """Do nothing: nobody waits for the version (see `AheadCollector.published`)."""
+    def on_published(self, version: WeightVersion) -> None:
+        """Do nothing: no batch waits for a version (see `PrefetchingCollector.on_published`)."""
 
     async def stop(self) -> None:
-        """Do nothing: nothing runs (see `AheadCollector.stop`)."""
+        """Do nothing: no task runs between steps (see `PrefetchingCollector.stop`)."""
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
         """Return the groups of `step` (`rollout.prompts_per_step` of them, in the order of their
@@ -156,13 +155,13 @@ class Collector:
         `rollout.max_filter_rounds` rounds."""
         start = self._source.position
         try:
-            return await self.account(await self.collect(step), version=version)
+            return await self.finish_batch(await self.collect(step), version=version)
         except BaseException:
             # a run that is stopped in the middle saves where this step began
             self._source.seek(start)
             raise
 
-    async def account(self, batch: Batch, *, version: WeightVersion) -> list[Group]:
+    async def finish_batch(self, batch: Batch, *, version: WeightVersion) -> list[Group]:
         """Return the batch's groups with shaped rewards, check their staleness against the recipe's
         bound, and set `stats`."""
         bound = self._recipe.rollout.max_staleness
@@ -172,23 +171,27 @@ class Collector:
                 f"prompt {group.prompt.index}: staleness {age} at version {version}, bound {bound}"
             )
         stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
-        figures = {**stats.figures, **self._unscored_figure(batch)}
+        figures = {**stats.figures, **self._unscored_metric(batch)}
         skipped = getattr(self._source, "num_skipped", 0)
         self._stats = replace(stats, skipped_prompts=skipped, figures=figures)
         self.flow = self._meter.read()
         self.refused, settings = batch.refused, self._recipe.rollout
 
         def finished() -> list[Group]:
-            kept = [sifted(self._sample_filter, group, settings=settings) for group in batch.kept]
-            return [shaped(self._shaping, group, settings=settings) for group in kept]
+            kept = [
+                mark_learned_samples(self._sample_filter, group, settings=settings)
+                for group in batch.kept
+            ]
+            return [shape_rewards(self._shaping, group, settings=settings) for group in kept]
 
         groups = await in_thread(finished)
         if self._recipe.data.curriculum != NONE:
-            remember(self.history, [*batch.kept, *batch.refused])
+            record_rewards(self.history, [*batch.kept, *batch.refused])
         return groups
 
-    def _unscored_figure(self, batch: Batch) -> dict[str, float]:
-        """Return the number of samples missing from the batch's groups, if any are."""
+    def _unscored_metric(self, batch: Batch) -> dict[str, float]:
+        """Return the metric `unscored_samples`, the number of samples that the batch's groups lack;
+        empty if they lack none."""
         groups = [*batch.kept, *batch.refused]
         wanted = (len(groups) + batch.num_lost) * self._recipe.rollout.samples_per_prompt
         missing = wanted - sum(len(group.samples) for group in groups)
@@ -200,14 +203,14 @@ class Collector:
         progress, bound_s = Progress(step=step), self._recipe.machine.step_timeout_s
         try:
             async with asyncio.timeout(bound_s) as bound:
-                again = await self._collect_again(progress)
-                return again or await self._collect(progress)
+                recorded = await self._collect_recorded(progress)
+                return recorded or await self._collect(progress)
         except TimeoutError:
             if not bound.expired():
                 raise
-            raise waited_too_long([progress], step=step, bound_s=bound_s) from None
+            raise missing_groups_error([progress], step=step, bound_s=bound_s) from None
 
-    async def _collect_again(self, progress: Progress) -> Batch | None:
+    async def _collect_recorded(self, progress: Progress) -> Batch | None:
         """Return the batch as an earlier run collected it, if the journal has all groups of the
         step."""
         start = self._source.position
@@ -247,9 +250,9 @@ class Collector:
             if rollout.over_sampling > 1.0 and rollout.selection == FIRST:
                 places_lost = await self._take_first(groups, wanted, kept, refused)
             else:
-                found, made = list[Group](), await all_or_first_error(groups)
-                places_lost = [place for place, group in enumerate(made) if group is None]
-                for group in made:
+                found, sampled = list[Group](), await all_or_first_error(groups)
+                places_lost = [place for place, group in enumerate(sampled) if group is None]
+                for group in sampled:
                     if group is not None:
                         (found if await self.is_kept(group) else refused).append(group)
                 kept += await self._select(found, wanted)
@@ -266,11 +269,11 @@ class Collector:
                 refused=[places[group.epoch, group.prompt.index] for group in refused],
                 dropped=lost,
             )
-            self._journal.keep_batch(record)
+            self._journal.record_batch(record)
             return Batch(kept=kept, refused=refused, start_position=start, num_lost=len(lost))
         if not (kept or refused):
             raise TOO_MANY_UNSCORED
-        raise too_few_kept(rollout, kept, refused, step=step, rounds=rounds)
+        raise too_few_groups_error(rollout, kept, refused, step=step, rounds=rounds)
 
     async def is_kept(self, group: Group) -> bool:
         """Return True if the recipe's filter keeps the group."""
@@ -301,14 +304,16 @@ class Collector:
                 indices.add(prompt.index)
         candidates = [prompt for _, _, prompt in drawn]
         places = await in_thread(
-            lambda: chosen(self._curriculum, candidates, self.history, count=count, settings=data)
+            lambda: choose_prompts(
+                self._curriculum, candidates, self.history, count=count, settings=data
+            )
         )
         return [drawn[place] for place in places]
 
     async def _select(self, groups: list[Group], wanted: int) -> list[Group]:
         settings = self._recipe.rollout
         return await in_thread(
-            lambda: selected(self._selection, groups, count=wanted, settings=settings)
+            lambda: select_groups(self._selection, groups, count=wanted, settings=settings)
         )
 
     async def _take_first(
@@ -347,16 +352,16 @@ class Collector:
         """Return the prompt's sampled and scored group, from the journal if `step` may use its
         record. The group lacks samples that could not be scored; None if fewer than two are left.
         Raises as `take`."""
-        if self._elsewhere is not None:
+        if self._group_sampler is not None:
             with self._meter.sample(count := self._recipe.rollout.samples_per_prompt):
                 progress.num_samples += count
-                group = await self._elsewhere.group(epoch, prompt, position, progress)
+                group = await self._group_sampler.group(epoch, prompt, position, progress)
             if missing := count - (0 if group is None else len(group.samples)):
                 self._unscored_of(progress.step).exclude(TOO_MANY_UNSCORED, num=missing)
             return group
-        kept = await self._journal.group(progress.step, position, prompt)
-        if kept is not None:
-            return kept
+        recorded = await self._journal.group(progress.step, position, prompt)
+        if recorded is not None:
+            return recorded
         count = self._recipe.rollout.samples_per_prompt
         played = await all_or_first_error(
             [
@@ -369,26 +374,26 @@ class Collector:
         if len(samples) < min(2, count) or (self._with_greedy and greedy is None):
             return None
         try:
-            samples = await self._episodes.scored(prompt, samples)
+            samples = await self._episodes.score_samples(prompt, samples)
             if greedy is not None:  # by itself: it is none of those that are compared
-                (greedy,) = await self._episodes.scored(prompt, [greedy])
+                (greedy,) = await self._episodes.score_samples(prompt, [greedy])
         except INFRASTRUCTURE_ERRORS as error:
             self._unscored_of(progress.step).exclude(error, num=len(samples))
             return None
         greedy_reward = None if greedy is None else greedy.reward
         group = Group(prompt=prompt, samples=samples, epoch=epoch, greedy_reward=greedy_reward)
-        self._journal.keep_group(position, group)
+        self._journal.record_group(position, group)
         return group
 
-    def _unscored_of(self, step: int) -> Unscored:
+    def _unscored_of(self, step: int) -> UnscoredCounter:
         """Return the counter of the step, and forget all but the last few steps."""
         rollout = self._recipe.rollout
         if step not in self._unscored:
-            self._unscored[step] = Unscored(
+            self._unscored[step] = UnscoredCounter(
                 share=rollout.max_unscored_share,
                 total=rollout.prompts_per_step * rollout.samples_per_prompt,
                 what=f"step {step}",
-                tell=None if self._elsewhere is not None else self._episodes.tell,
+                tell=None if self._group_sampler is not None else self._episodes.tell,
             )
             for old in sorted(self._unscored)[: -rollout.max_staleness - 2]:
                 del self._unscored[old]
@@ -423,7 +428,7 @@ def sampling_seed(run_seed: int, position: int, sample_index: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def waited_too_long(progress: Iterable[Progress], *, step: int, bound_s: float) -> WaitTimeout:
+def missing_groups_error(progress: Iterable[Progress], *, step: int, bound_s: float) -> WaitTimeout:
     """Return the error for missing groups of `step` after `bound_s`."""
     begun = list(progress)
     silent_s = time.monotonic() - max(one.last_done for one in begun)
@@ -439,7 +444,7 @@ def waited_too_long(progress: Iterable[Progress], *, step: int, bound_s: float) 
     )
 
 
-def too_few_kept(
+def too_few_groups_error(
     rollout: Rollout, kept: Sequence[Group], refused: Sequence[Group], *, step: int, rounds: int
 ) -> MilesError:
     """Return the error for a filter that refuses more than `rollout.max_filter_rounds` allows."""

@@ -55,8 +55,8 @@ class GroupHead:
     newest: int
 
 
-def encoded(position: int, group: Group) -> tuple[dict[str, Any], list[bytes]]:
-    """Return (head, arrays in the order in which the head names them)."""
+def encode_group(position: int, group: Group) -> tuple[dict[str, Any], list[bytes]]:
+    """Return (head, arrays in the order in which the head lists them)."""
     parts: list[bytes] = []
     versions = [span.version for sample in group.samples for span in sample.version_spans]
     lines = [line for sample in group.samples for line in sample.trajectories]
@@ -74,12 +74,12 @@ def encoded(position: int, group: Group) -> tuple[dict[str, Any], list[bytes]]:
     return head, parts
 
 
-def head_of(head: Mapping[str, Any]) -> GroupHead:
+def read_head(head: Mapping[str, Any]) -> GroupHead:
     """Read a GroupHead. Raises KeyError or ValueError for anything else."""
     return GroupHead(**{field.name: int(head[field.name]) for field in fields(GroupHead)})
 
 
-def decoded(head: Mapping[str, Any], body: bytes, *, prompt: Prompt) -> Group:
+def decode_group(head: Mapping[str, Any], body: bytes, *, prompt: Prompt) -> Group:
     """Decode a group. `body`: the arrays, one after the other. Raises KeyError, TypeError or
     ValueError if it is not a group of this prompt."""
     if head["prompt_index"] != prompt.index:

@@ -1,6 +1,6 @@
-"""What a resumed run needs of groups that were sampled and not yet trained on: the interface that
-the collector records to and reads from (Journal), and which records a resumed run may use
-(`usable`). The runtime writes the files."""
+"""Defines what a resumed run needs of groups that were sampled and not yet trained on: the
+interface through which the collector records and reads them (Journal), and the selection of records
+that a resumed run may use (`select_usable`). The runtime writes the files."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class BatchRecord:
 class Journal(Protocol):
     """Records and returns groups. Belongs to one event loop, and never blocks it."""
 
-    def keep_group(self, position: int, group: Group) -> None:
+    def record_group(self, position: int, group: Group) -> None:
         """Record a group that is sampled and scored."""
 
-    def keep_batch(self, batch: BatchRecord) -> None:
+    def record_batch(self, batch: BatchRecord) -> None:
         """Record that all groups of a step are complete."""
 
     def batch(self, step: int, *, start: int) -> BatchRecord | None:
@@ -58,10 +58,10 @@ class Journal(Protocol):
 class NoJournal:
     """Implements Journal without recording anything."""
 
-    def keep_group(self, position: int, group: Group) -> None:
+    def record_group(self, position: int, group: Group) -> None:
         """Record nothing."""
 
-    def keep_batch(self, batch: BatchRecord) -> None:
+    def record_batch(self, batch: BatchRecord) -> None:
         """Record nothing."""
 
     def batch(self, step: int, *, start: int) -> BatchRecord | None:
@@ -74,8 +74,8 @@ class NoJournal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usable:
-    """The records that a resumed run may use."""
+class UsableRecords:
+    """Holds the records that a resumed run may use."""
 
     newest: int
     """Newest weight version that the resumed run will reproduce; groups that newer weights sampled
@@ -86,28 +86,29 @@ class Usable:
     """Step -> the record of its batch."""
 
 
-def usable(
+def select_usable(
     heads: Mapping[int, GroupHead],
     batches: Iterable[BatchRecord],
     *,
     step: int,
     version: int,
     position: int,
-    is_same_line: bool,
-) -> Usable:
+    is_reproduced: bool,
+) -> UsableRecords:
     """Select the usable records of a journal. `heads`: by position of the prompt. The checkpoint of
     `step` has the weights `version`, and its source was at `position`. Groups sampled by these or
     older weights are usable. The weights after each next step are reproduced if all groups of that
-    step are recorded; then groups that these weights sampled are usable, too. `is_same_line`: True
-    if training is reproduced bit for bit (same layout, same code); else no newer weights are."""
+    step are recorded; then groups that these weights sampled are usable, too. `is_reproduced`: True
+    if training is reproduced bit for bit (same layout, same code); if False, no groups of newer
+    weights are usable."""
     by_step = {batch.step: batch for batch in batches}
     newest, after = version, step + 1
-    while is_same_line and (batch := by_step.get(after)) is not None:
+    while is_reproduced and (batch := by_step.get(after)) is not None:
         if batch.start != position or not _has_all(heads, batch, newest):
             break
         newest, after, position = newest + 1, after + 1, batch.end
     groups = frozenset(place for place, head in heads.items() if head.newest <= newest)
-    return Usable(
+    return UsableRecords(
         newest=newest,
         groups=groups,
         batches={

@@ -70,14 +70,14 @@ def mean_parts(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def mean_figures(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return the mean of each metric that agents report; and `failed_episodes`, failed attempts per
-    sample, if any failed."""
+    """Return the mean of each metric that agents report. If any episode failed, also
+    `failed_episodes`: failed attempts per sample."""
     failed = fmean(sample.num_failed for sample in samples) if samples else 0.0
     figures = _means([sample.figures for sample in samples])
     return {**figures, "failed_episodes": failed} if failed else figures
 
 
-def _means(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _means(mappings: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each name, over the mappings that have it."""
-    names = dict.fromkeys(name for figures in told for name in figures)
-    return {name: fmean(row[name] for row in told if name in row) for name in names}
+    names = dict.fromkeys(name for figures in mappings for name in figures)
+    return {name: fmean(row[name] for row in mappings if name in row) for name in names}

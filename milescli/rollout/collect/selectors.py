@@ -1,4 +1,4 @@
-"""The plug-ins that choose what is trained on, in the order in which a step calls them: a
+"""Defines the plug-ins that choose what is trained on, in the order in which a step calls them: a
 curriculum chooses prompts, a filter keeps or refuses groups, a sample filter excludes samples, a
 selection chooses groups if over-sampling began more, and shaping turns scores into training
 rewards. Each has a protocol, a function that calls a plug-in and checks its answer, and the
@@ -20,9 +20,10 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.scoring import finite_reward
 
 NONE = "none"
-"""The curriculum that takes prompts in their order."""
+"""Name of the curriculum that takes prompts in their order."""
 FIRST = "first"
-"""The selection that only needs the groups that it takes, so that the others can be cancelled."""
+"""Name of the selection that only needs the groups that it takes, so that the others can be
+cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Curriculum(Protocol):
         ...
 
 
-def chosen(
+def choose_prompts(
     choose: Curriculum,
     candidates: Sequence[Prompt],
     history: Mapping[int, Tried],
@@ -60,14 +61,14 @@ def chosen(
     count: int,
     settings: Data,
 ) -> list[int]:
-    """Return the chosen places, in the order of the candidates. Raises RecipeError if the
-    curriculum does not return places."""
+    """Call the curriculum. Return the places of the chosen candidates in ascending order. Raises
+    RecipeError if the curriculum does not return `count` different places."""
     answer = choose(candidates=candidates, history=history, count=count, settings=settings)
     size = len(candidates)
-    return sorted(places_of(answer, "curriculum", settings.curriculum, size=size, count=count))
+    return sorted(checked_places(answer, "curriculum", settings.curriculum, size=size, count=count))
 
 
-def remember(history: dict[int, Tried], groups: Sequence[Group]) -> None:
+def record_rewards(history: dict[int, Tried], groups: Sequence[Group]) -> None:
     """Record the rewards of these groups, including refused ones."""
     for group in groups:
         index = group.prompt.index
@@ -75,13 +76,13 @@ def remember(history: dict[int, Tried], groups: Sequence[Group]) -> None:
         history[index] = Tried(fmean(group.rewards), before + 1)
 
 
-def as_state(history: Mapping[int, Tried]) -> dict[str, list[float]]:
+def history_to_state(history: Mapping[int, Tried]) -> dict[str, list[float]]:
     """Turn the history into JSON for a checkpoint's manifest."""
     return {str(index): [tried.reward, tried.times] for index, tried in history.items()}
 
 
-def from_state(state: Mapping[str, Sequence[float]]) -> dict[int, Tried]:
-    """Read a history that `as_state` made."""
+def history_from_state(state: Mapping[str, Sequence[float]]) -> dict[int, Tried]:
+    """Read a history that `history_to_state` made."""
     return {int(index): Tried(reward, int(times)) for index, (reward, times) in state.items()}
 
 
@@ -117,12 +118,12 @@ class GroupFilter(Protocol):
 
 
 def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:
-    """Call the filter. Raises RecipeError if its answer is neither True nor False."""
+    """Call the filter and return its answer. Raises RecipeError if it is neither True nor False."""
     answer = keep(group=group, settings=settings)
-    return yes_or_no(answer, "filter", settings.filter, of=f"prompt {group.prompt.index}")
+    return checked_bool(answer, "filter", settings.filter, of=f"prompt {group.prompt.index}")
 
 
-def yes_or_no(answer: object, kind: str, name: str, *, of: str) -> bool:
+def checked_bool(answer: object, kind: str, name: str, *, of: str) -> bool:
     """Return the answer of the filter `name` as a bool. Raises RecipeError if it is neither True
     nor False."""
     if answer in (True, False):
@@ -166,12 +167,12 @@ class SampleFilter(Protocol):
         ...
 
 
-def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
+def mark_learned_samples(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
     """Mark the samples of the group as the filter decides. Raises RecipeError if its answer is
     neither True nor False."""
     name, of = settings.sample_filter, f"prompt {group.prompt.index}"
     kept = [
-        yes_or_no(keep(sample=sample, settings=settings), "sample filter", name, of=of)
+        checked_bool(keep(sample=sample, settings=settings), "sample filter", name, of=of)
         for sample in group.samples
     ]
     if all(kept):
@@ -202,7 +203,7 @@ class Selection(Protocol):
         ...
 
 
-def selected(
+def select_groups(
     choose: Selection, groups: Sequence[Group], *, count: int, settings: Rollout
 ) -> list[Group]:
     """Return the chosen groups in the order of their prompts; all if there are no more than
@@ -210,11 +211,11 @@ def selected(
     if len(groups) <= count:
         return list(groups)
     answer = choose(groups=groups, count=count, settings=settings)
-    places = places_of(answer, "selection", settings.selection, size=len(groups), count=count)
+    places = checked_places(answer, "selection", settings.selection, size=len(groups), count=count)
     return [groups[place] for place in sorted(places)]
 
 
-def places_of(answer: object, kind: str, name: str, *, size: int, count: int) -> list[int]:
+def checked_places(answer: object, kind: str, name: str, *, size: int, count: int) -> list[int]:
     """Return `count` different places of a list of `size`, as a plug-in chose them. Raises
     RecipeError for any other answer."""
     try:
@@ -249,7 +250,7 @@ class Shaping(Protocol):
         ...
 
 
-def shaped(shaping: Shaping, group: Group, *, settings: Rollout) -> Group:
+def shape_rewards(shaping: Shaping, group: Group, *, settings: Rollout) -> Group:
     """Return the group with its rewards shaped. Raises RecipeError unless each sample gets a finite
     number."""
     rewards = shaping(group=group, settings=settings)
@@ -275,9 +276,9 @@ def unchanged(*, group: Group, settings: Rollout) -> Sequence[float]:
 
 
 def overlong(*, group: Group, settings: Rollout) -> Sequence[float]:
-    """Add `overlong_penalty` x min(0, max(-1, (L - B - n) / B)) to each reward; n: trained tokens
-    of the sample; L: `max_response_tokens`; B: `overlong_buffer` (soft overlong punishment of DAPO,
-    arXiv 2503.14476, eq. 13)."""
+    """Return each reward plus `overlong_penalty` x min(0, max(-1, (L - B - n) / B)); n: trained
+    tokens of the sample; L: `max_response_tokens`; B: `overlong_buffer` (soft overlong punishment
+    of DAPO, arXiv 2503.14476, eq. 13)."""
     longest = settings.max_response_tokens
     buffer = settings.overlong_buffer or max(longest // 5, 1)
     return [

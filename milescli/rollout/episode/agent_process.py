@@ -11,12 +11,12 @@ from typing import Any
 from milescli.core.imports import imported
 from milescli.core.types import Prompt
 from milescli.recipe.schema import Rollout
-from milescli.rollout.base import Door, Outcome, Reply, Session, Turn
-from milescli.rollout.episode.agents import made
+from milescli.rollout.base import Outcome, Reply, Session, SessionAddress, Turn
+from milescli.rollout.episode.agents import create_agent
 from milescli.rollout.episode.generations import Generating
-from milescli.rollout.episode.served_session import Served
+from milescli.rollout.episode.session_base import SessionBase
 from milescli.workers.async_worker import AsyncWorker
-from milescli.workers.child import Asking, asking
+from milescli.workers.child import ParentRequests, parent_requests
 
 
 class AgentProcess:
@@ -26,10 +26,10 @@ class AgentProcess:
         """Take an agent and a generation function. Both are import paths that resolve; `generation`
         is None if each call of `session.generate` is one call of the engine."""
         self.__name__ = agent
-        self._said = (agent, generation, settings)
+        self._setup = (agent, generation, settings)
         memory_bytes = int(settings.reward_memory_gib * 1024**3)
         self._process = AsyncWorker(
-            f"{__name__}:play_there",
+            f"{__name__}:play_in_agent_process",
             memory_bytes=memory_bytes,
             memory_key="rollout.reward_memory_gib",
         )
@@ -45,19 +45,20 @@ class AgentProcess:
                 return replace(turn, prompt_ids=())  # known there
             return await session.chat(asked, tools=tools, **options)
 
-        door = getattr(session, "door", None)
-        return await self._process.call(*self._said, prompt, door, answer=answer)
+        address = getattr(session, "address", None)
+        return await self._process.call(*self._setup, prompt, address, answer=answer)
 
     def close(self) -> None:
         """End the agent's process."""
         self._process.close()
 
 
-class _SessionThere(Served):
-    """The session on the side of the agent's process. Implements milescli.rollout.base.Session."""
+class _RemoteSession(SessionBase):
+    """Implements milescli.rollout.base.Session in the agent's process: sends each call to the
+    driver."""
 
-    def __init__(self, side: Asking, door: Door | None) -> None:
-        self._side, self.door = side, door
+    def __init__(self, side: ParentRequests, address: SessionAddress | None) -> None:
+        self._side, self.address = side, address
         self._turns: list[Turn] = []
 
     @property
@@ -77,7 +78,7 @@ class _SessionThere(Served):
             sent: Any = array("i", token_ids)
         except (TypeError, OverflowError):
             sent = repr(token_ids)[:80]  # refused by the session, which says what it is
-        made = await self._side.ask((sent, None, max_new_tokens, stop))
+        made = await self._side.request((sent, None, max_new_tokens, stop))
         turn = replace(made, prompt_ids=list(sent))
         self._turns.append(turn)
         return turn
@@ -91,17 +92,21 @@ class _SessionThere(Served):
         stop: Sequence[str] | None = None,
     ) -> Reply:
         """Sample a response to the messages, and record it."""
-        reply = await self._side.ask((list(messages), list(tools), max_new_tokens, stop))
+        reply = await self._side.request((list(messages), list(tools), max_new_tokens, stop))
         self._turns.append(reply.turn)
         return reply
 
 
-async def play_there(
-    agent: str, generation: str | None, settings: Rollout, prompt: Prompt, door: Door | None
+async def play_in_agent_process(
+    agent: str,
+    generation: str | None,
+    settings: Rollout,
+    prompt: Prompt,
+    address: SessionAddress | None,
 ) -> Any:
     """Play one episode in the agent's process."""
-    session: Session = _SessionThere(asking.get(), door)
+    session: Session = _RemoteSession(parent_requests.get(), address)
     if generation is not None:
         way: Any = imported(generation)
         session = Generating(session, way, settings)
-    return await made(agent, settings)(prompt, session)
+    return await create_agent(agent, settings)(prompt, session)

@@ -13,19 +13,19 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Agent
 from milescli.rollout.tool_schema import schema_of
 
-_MADE: dict[tuple[str, str], Agent] = {}
+_CREATED: dict[tuple[str, str], Agent] = {}
 
 
-def made(path: str, settings: Rollout) -> Agent:
-    """Return the agent at an import path; of a class, the instance of this process for the recipe's
-    `rollout`."""
+def create_agent(path: str, settings: Rollout) -> Agent:
+    """Return the agent at an import path. If it is a class, return the instance that this process
+    shares for the recipe's `rollout`."""
     agent: Any = imported(path)
     if not inspect.isclass(agent):
         return agent
     key = (path, settings.model_dump_json())
-    if key not in _MADE:
-        _MADE[key] = agent(settings)
-    return _MADE[key]
+    if key not in _CREATED:
+        _CREATED[key] = agent(settings)
+    return _CREATED[key]
 
 
 def is_built_in(rollout: Rollout) -> bool:
@@ -51,7 +51,7 @@ def require_agent(rollout: Rollout) -> None:
         if require := getattr(tool, "require", None):
             require(rollout)
     if is_built_in(rollout):
-        made(AGENTS.path_of(rollout.agent), rollout)
+        create_agent(AGENTS.path_of(rollout.agent), rollout)
 
 
 def named_tools(rollout: Rollout) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from milescli.rollout.base import Parsed, Turn
 Message = Mapping[str, Any]
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys that clients drop when they send a message back."""
-LEFT_OUT = "(image left out: the model does not accept images)"
+OMITTED_IMAGE = "(image left out: the model does not accept images)"
 """Text that a model without images reads in place of an image."""
-_SEEN: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Image] = (
+_SHARED_IMAGES: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Image] = (
     weakref.WeakValueDictionary()
 )
 """Images in messages, by their hash and how the model cuts them: samples with the same image share
@@ -29,8 +29,8 @@ its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The prompt of one turn."""
+class ChatPrompt:
+    """Holds the rendered prompt of one turn."""
 
     token_ids: list[int]
     """[num_prompt_tokens]"""
@@ -41,7 +41,7 @@ class Asked:
     """Messages with the policy's own turns as it sampled them."""
     tools: Sequence[Message]
     image_spans: Sequence[ImageSpan] = ()
-    """Where images stand in `token_ids`."""
+    """Positions of images in `token_ids`."""
     images: Sequence[Image] = ()
     """One for each span."""
     is_rewritten: bool = False
@@ -50,7 +50,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
+class _RecordedTurn:
     """Holds a conversation up to a turn of the policy, which is its last message."""
 
     messages: list[dict[str, Any]]
@@ -73,7 +73,7 @@ class Conversations:
     tokenizer: ChatTokenizer
     images: Sequence[Image] = ()
     """Images of the prompt: its messages have a mark for each."""
-    _said: list[_Said] = field(default_factory=list)
+    _recorded: list[_RecordedTurn] = field(default_factory=list)
     _read: dict[Source, Image] = field(default_factory=dict)
     """Images that messages hold."""
     _by_hash: dict[str, Image] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Conversations:
                 names = [message.get(key) for key in ("role", "name")]
                 who = " ".join(str(name) for name in names if name)
                 raise ValueError(f"an image of the message of `{who}`: {error}") from error
-            image = _SEEN.setdefault((image.sha256, image.grid, image.num_tokens), image)
+            image = _SHARED_IMAGES.setdefault((image.sha256, image.grid, image.num_tokens), image)
             self._read[source] = self._by_hash[image.sha256] = image
 
     def _unread(self, messages: Sequence[Message]) -> Iterator[tuple[Message, Source]]:
@@ -107,15 +107,15 @@ class Conversations:
                 if source is not None and source not in self._read:
                     yield message, source
 
-    def asked(self, messages: Sequence[Message], tools: Sequence[Message]) -> Asked:
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Message]) -> ChatPrompt:
         """Return the prompt for the messages, after `read_images` has read their images. Raises
         what the template raises."""
-        known = [self._normal(message) for message in messages]
-        before = self._latest(known, json.dumps(list(tools)))
+        known = [self._normalized(message) for message in messages]
+        before = self._longest_continued(known, json.dumps(list(tools)))
         whole = [*before.messages, *known[len(before.messages) :]] if before else known
-        placed, images = self._placed(whole)
+        placed, images = self._with_images_placed(whole)
         text = self.tokenizer.render(placed, tools=tools)
-        added = self._added(before, whole, tools, text=text) if before else text
+        added = self._text_after(before, whole, tools, text=text) if before else text
         if before is None or added is None:
             token_ids, spans = self._expanded(self.tokenizer.encode_text(text), images)
         else:
@@ -125,7 +125,7 @@ class Conversations:
             token_ids = [*before.token_ids, *more]
             later = (replace(span, start=start + span.start) for span in new)
             spans = (*before.image_spans, *later)
-        return Asked(
+        return ChatPrompt(
             token_ids=token_ids,
             image_spans=spans,
             images=images,
@@ -146,57 +146,64 @@ class Conversations:
         ids, spans, _ = sees.expanded(token_ids, images)
         return ids, spans
 
-    def remember(self, asked: Asked, turn: Turn, message: Message) -> None:
+    def record(self, prompt: ChatPrompt, turn: Turn, message: Message) -> None:
         """Record the policy's turn, and the message that its client received."""
-        response, ending = self.parted(turn)
-        self._said.append(
-            _Said(
-                messages=[*asked.messages, self._normal(message)],
-                tools=json.dumps(list(asked.tools)),
-                prompt=asked.text,
+        response, ending = self.split_ending(turn)
+        self._recorded.append(
+            _RecordedTurn(
+                messages=[*prompt.messages, self._normalized(message)],
+                tools=json.dumps(list(prompt.tools)),
+                prompt=prompt.text,
                 response=response,
                 ending=ending,
                 token_ids=[*turn.prompt_ids, *turn.response_ids],
-                image_spans=asked.image_spans,
+                image_spans=prompt.image_spans,
             )
         )
 
-    def parted(self, turn: Turn) -> tuple[str, str]:
-        """Return a response's text with its special tokens, and the special token that ended it, or
-        an empty text."""
+    def split_ending(self, turn: Turn) -> tuple[str, str]:
+        """Return (the response's text with its special tokens, the special token that ended it);
+        the second is empty if the response was truncated."""
         ids, last = turn.response_ids, turn.response_ids[-1]
         if turn.stop_reason is StopReason.STOP and last in self.tokenizer.special_ids:
             return self.text(ids[:-1]), self.text(ids[-1:])
         return self.text(ids), ""
 
-    def _latest(self, messages: list[dict[str, Any]], tools: str) -> _Said | None:
+    def _longest_continued(
+        self, messages: list[dict[str, Any]], tools: str
+    ) -> _RecordedTurn | None:
         """Return the longest conversation that the messages continue; of equal ones the last."""
-        found: _Said | None = None
-        for said in self._said:
-            length = len(said.messages)
+        found: _RecordedTurn | None = None
+        for turn in self._recorded:
+            length = len(turn.messages)
             is_longer = found is None or length >= len(found.messages)
             if (
                 is_longer
                 and length < len(messages)
-                and said.tools == tools
-                and all(map(_is_same, messages[:length], said.messages))
+                and turn.tools == tools
+                and all(map(_is_same, messages[:length], turn.messages))
             ):
-                found = said
+                found = turn
         return found
 
-    def _added(
-        self, before: _Said, whole: list[dict[str, Any]], tools: Sequence[Message], *, text: str
+    def _text_after(
+        self,
+        before: _RecordedTurn,
+        whole: list[dict[str, Any]],
+        tools: Sequence[Message],
+        *,
+        text: str,
     ) -> str | None:
         """Return the text that follows the tokens of `before` in `text`, the rendering of `whole`;
         None if `text` does not begin with the text of these tokens."""
-        said = before.prompt + before.response + before.ending
-        if text.startswith(said):
-            return text[len(said) :]
+        seen = before.prompt + before.response + before.ending
+        if text.startswith(seen):
+            return text[len(seen) :]
         if not text.startswith(before.prompt):
             return None
         place = len(before.messages) - 1
         stand_in = {"role": whole[place]["role"], "content": STAND_IN}
-        probe, _ = self._placed([*whole[:place], stand_in, *whole[place + 1 :]])
+        probe, _ = self._with_images_placed([*whole[:place], stand_in, *whole[place + 1 :]])
         _, found, after = self.tokenizer.render(probe, tools=tools).partition(STAND_IN)
         if not found or not text.endswith(after) or not after.startswith(before.ending):
             return None
@@ -206,13 +213,15 @@ class Conversations:
             return None
         return after[len(before.ending) :]
 
-    def _placed(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], Sequence[Image]]:
+    def _with_images_placed(
+        self, messages: Sequence[Message]
+    ) -> tuple[list[dict[str, Any]], Sequence[Image]]:
         """Return the messages in the form of chat templates, with arguments of calls as mappings
         and images as parts, and the images in their order. The first marks in texts stand for the
         prompt's images; later marks, and those that the policy wrote, are text. Raises ValueError
         if only some of the prompt's images are shown."""
         waiting, images, placed = list(self.images), list[Image](), list[dict[str, Any]]()
-        own = {said.messages[-1]["content"] for said in self._said}
+        own = {turn.messages[-1]["content"] for turn in self._recorded}
         for message in messages:
             content = message["content"]
             if isinstance(content, str) and waiting and MARK in content and content not in own:
@@ -230,7 +239,7 @@ class Conversations:
             raise ValueError(f"{len(waiting)} of the prompt's {len(self.images)} images lack")
         return placed, images
 
-    def _normal(self, message: Message) -> dict[str, Any]:
+    def _normalized(self, message: Message) -> dict[str, Any]:
         """Return a message in one form, whichever its client uses; images become parts with their
         hash. Raises ValueError for what is no message."""
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -249,7 +258,7 @@ class Conversations:
         if (source := source_in(part)) is None:
             return {"type": "image"}
         if self.tokenizer.images is None:
-            return {"type": "text", "text": LEFT_OUT}
+            return {"type": "text", "text": OMITTED_IMAGE}
         return {"type": "image", "sha256": self._read[source].sha256}
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -261,9 +270,9 @@ class Conversations:
         )
 
 
-def told_as(parsed: Parsed, *, number: int) -> dict[str, Any]:
-    """Return the message of a turn. `number`: number of its first call within the sample, from
-    which the ids of calls are made."""
+def reply_message(parsed: Parsed, *, number: int) -> dict[str, Any]:
+    """Return the message of a parsed turn in OpenAI's form. `number`: number of its first tool call
+    within the sample, from which the ids of calls are made."""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning

@@ -1,5 +1,5 @@
-"""One prompt, one attempt: the agent plays its episode, the reward scores it, a Sample comes out.
-Used by the collector and by the evaluation."""
+"""Plays one attempt at one prompt: the agent plays its episode, the reward scores it, and a Sample
+is returned. Used by the collector and by the evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milescli.core.user_code import mend, user_traceback
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
 from milescli.rollout.episode.agent_process import AgentProcess
-from milescli.rollout.episode.agents import is_built_in, made
+from milescli.rollout.episode.agents import create_agent, is_built_in
 from milescli.rollout.episode.session import ChatForm, Decode, RecordingSession, turn_seed
 from milescli.rollout.rewards.role_rewards import (
     score_roles_alone,
@@ -57,17 +57,17 @@ def load_agent(rollout: Rollout) -> Agent:
     is_plain = rollout.generation in GENERATIONS.builtin
     path = AGENTS.path_of(rollout.agent)
     if is_built_in(rollout) and is_plain:
-        return made(path, rollout)
+        return create_agent(path, rollout)
     generation = None
     if not is_plain:
         generation = GENERATIONS.path_of(rollout.generation)
     key = (path, generation, rollout.model_dump_json(include=_OF_AGENTS))
-    apart = _PROCESSES.get(key) or AgentProcess(path, generation, rollout)
-    _PROCESSES[key] = apart
-    return apart
+    process = _PROCESSES.get(key) or AgentProcess(path, generation, rollout)
+    _PROCESSES[key] = process
+    return process
 
 
-class Plays(Protocol):
+class EpisodePlayer(Protocol):
     """Samples and scores responses to prompts."""
 
     @property
@@ -79,22 +79,25 @@ class Plays(Protocol):
     ) -> Sample:
         """Play one attempt at the prompt."""
 
-    async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
-        """Return all attempts at a prompt, with the rewards that need all of them."""
+    async def score_samples(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
+        """Score all attempts at a prompt with the rewards that need all of them, and return
+        them."""
 
 
-class Teaching(Protocol):
+class TeacherClient(Protocol):
     """Queries teachers while the policy samples."""
 
-    async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories with the predictions of the prompt's teacher. Raises
-        MilesError."""
+    async def with_predictions(
+        self, prompt: Prompt, trajectories: Sequence[Trajectory]
+    ) -> list[Trajectory]:
+        """Return the trajectories with the predictions of the prompt's teacher. Raises MilesError
+        if the teacher fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """Implements Plays with an agent and an engine: all that an episode needs besides its prompt
-    and its seed."""
+    """Implements EpisodePlayer with an agent and an engine: all that an episode needs besides its
+    prompt and its seed."""
 
     agent: Agent
     agent_name: str
@@ -108,7 +111,7 @@ class Episodes:
     """Largest number of tokens of one trajectory."""
     vocab_size: int
     """Size of the model's vocabulary."""
-    teachers: Teaching | None = None
+    teachers: TeacherClient | None = None
     """None: there are no teachers, or the trainer's ranks hold them."""
     chat_form: ChatForm | None = None
     """None: no agent chats."""
@@ -129,12 +132,12 @@ class Episodes:
         time, RewardError, or what the engine raises."""
         for attempt in range(self.retries + 1):
             try:
-                sample = await self._played(
-                    prompt, sample_index=sample_index, seed=seed_again(seed, attempt), greedy=greedy
+                sample = await self._play_once(
+                    prompt, sample_index=sample_index, seed=retry_seed(seed, attempt), greedy=greedy
                 )
             except AgentError as error:
                 if attempt == self.retries:
-                    raise _repeated(error, times=attempt + 1) from error
+                    raise _with_attempts(error, times=attempt + 1) from error
                 if self.tell is not None:
                     self.tell(f"repeating an episode: {error.what}; {error.why}")
             else:
@@ -155,24 +158,24 @@ class Episodes:
             others=self.policies,
         )
 
-    async def _played(
+    async def _play_once(
         self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool
     ) -> Sample:
         settings = replace(self.settings, temperature=0.0) if greedy else self.settings
         session = self.session(prompt, seed=seed, settings=settings)
-        doors = self.chat_form.doors if self.chat_form is not None else None
-        if doors is not None:
-            session.door = doors.open(session)
+        server = self.chat_form.session_server if self.chat_form is not None else None
+        if server is not None:
+            session.address = server.open(session)
         try:
             outcome = await self._outcome(prompt, session)
         finally:
-            if doors is not None and session.door is not None:
-                doors.close(session.door)
+            if server is not None and session.address is not None:
+                server.close(session.address)
         trajectories = session.trajectories(
             outcome.turn_rewards, outcome.turn_roles, untrained=self.untrained_roles
         )
         if self.teachers is not None and not greedy:  # nothing is learned of the greedy one
-            trajectories = await self.teachers.taught(prompt, trajectories)
+            trajectories = await self.teachers.with_predictions(prompt, trajectories)
         sample = Sample(
             sample_index=sample_index,
             seed=seed,
@@ -188,7 +191,7 @@ class Episodes:
         sample = await score_roles_alone(self.scorer, prompt, sample)
         return await score_alone(self.scorer, prompt, sample)
 
-    async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
+    async def score_samples(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
         """Return all samples of one prompt, in order, with the rewards that need all of them.
         Raises RewardError."""
         samples = await score_roles_together(self.scorer, prompt, samples)
@@ -204,8 +207,8 @@ class Episodes:
                 raise
             if session.engine_failure is not None:  # a client had it as a status of HTTP
                 raise session.engine_failure from error
-            told = str(error) if isinstance(error, CallFailed) else user_traceback(error)
-            raise self._refusal(prompt, told) from error
+            reason = str(error) if isinstance(error, CallFailed) else user_traceback(error)
+            raise self._refusal(prompt, reason) from error
         if not isinstance(outcome, Outcome):
             raise self._refusal(prompt, f"it returned {outcome!r} instead of an Outcome")
         if not isinstance(outcome.text, str):
@@ -238,12 +241,12 @@ class Episodes:
         )
 
 
-def seed_again(seed: int, attempt: int) -> int:
-    """Return a seed of 31 bits; the first attempt's is the sample's own."""
+def retry_seed(seed: int, attempt: int) -> int:
+    """Return a seed of 31 bits for this attempt; attempt 0 has the sample's own seed."""
     return turn_seed(seed, -attempt)
 
 
-def _repeated(error: AgentError, *, times: int) -> AgentError:
+def _with_attempts(error: AgentError, *, times: int) -> AgentError:
     if times == 1:
         return error
     why = f"it failed {times} times, the last so: {error.why}"
@@ -263,7 +266,7 @@ async def score_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> Sample
     own = scorer.of(prompt)
     if sample.reward is not None or own.scores_groups:
         return sample
-    return _with_score(sample, await own.scored(prompt, _response(sample)))
+    return _with_score(sample, await own.score_response(prompt, _response(sample)))
 
 
 async def score_together(scorer: Scoring, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
@@ -272,7 +275,7 @@ async def score_together(scorer: Scoring, prompt: Prompt, samples: list[Sample])
     if not lacking:
         return samples
     responses = [_response(samples[place]) for place in lacking]
-    scores = await scorer.of(prompt).scored_group(prompt, responses)
+    scores = await scorer.of(prompt).score_responses(prompt, responses)
     scored = list(samples)
     for place, score in zip(lacking, scores, strict=True):
         scored[place] = _with_score(samples[place], score)
@@ -299,7 +302,7 @@ def training_episodes(
     decode: Decode,
     vocab_size: int,
     chat_form: ChatForm | None = None,
-    teachers: Teaching | None = None,
+    teachers: TeacherClient | None = None,
     policies: Mapping[str, RolloutEngine] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Episodes:

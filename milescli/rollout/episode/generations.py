@@ -1,5 +1,5 @@
-"""Makes one response from calls of the engine. `rollout.generation` names a function: built in
-here, an entry point, or an import path; every agent's `session.generate` goes through it."""
+"""Defines how one response is made from calls of the engine. `rollout.generation` names a function:
+built in here, an entry point, or an import path; every agent's `session.generate` calls it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from milescli.core.errors import AgentError
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Reply, Session, Turn
-from milescli.rollout.episode.served_session import Served
+from milescli.rollout.episode.session_base import SessionBase
 
 
 class Generate(Protocol):
-    """One call of the engine, whose tokens are recorded."""
+    """Makes one call of the engine, whose tokens are recorded."""
 
     async def __call__(
         self,
@@ -45,12 +45,12 @@ async def once(*, token_ids: Sequence[int], generate: Generate, settings: Rollou
     return await generate(token_ids)
 
 
-class Generating(Served):
+class Generating(SessionBase):
     """Implements milescli.rollout.base.Session with responses of another generation function."""
 
     def __init__(self, session: Session, generation: Generation, settings: Rollout) -> None:
         self._session, self._generation, self._settings = session, generation, settings
-        self.door = getattr(session, "door", None)
+        self.address = getattr(session, "address", None)
         self._turns: list[Turn] = []
 
     @property

@@ -1,5 +1,5 @@
-"""The messages that each role of an episode sees, and worked episodes as the conversations of their
-roles. Knows no engine; the agent `multi_agent` and the warm-up call it."""
+"""Builds the messages that each role of an episode sees, and turns worked episodes into the
+conversations of their roles. Knows no engine; the agent `multi_agent` and the warm-up call it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleTurn:
-    """One turn of a role."""
+    """Holds one turn of a role."""
 
     role: str
     """Name of the role."""
@@ -29,7 +29,7 @@ class RoleTurn:
 
 
 def roles_of(rollout: Rollout) -> Mapping[str, Role]:
-    """Return the roles that speak; none if the agent has no roles."""
+    """Return the roles that speak in an episode; empty if the agent has no roles."""
     return rollout.roles if rollout.agent == "multi_agent" else {}
 
 
@@ -44,11 +44,11 @@ def conversation_of(
         if turn.role == name:
             messages.append(dict(turn.message))
         elif role.sees != "prompt":
-            _tell(messages, f"{turn.role}: {turn.message['content']}")
+            _append_text(messages, f"{turn.role}: {turn.message['content']}")
     return messages
 
 
-def told_whole(turns: Sequence[RoleTurn]) -> str:
+def episode_as_json(turns: Sequence[RoleTurn]) -> str:
     """Return an episode as JSON, for a reward that reads all of it: `[{"role": name, "content":
     text}, ...]`."""
     said = [{"role": turn.role, "content": turn.message["content"]} for turn in turns]
@@ -85,7 +85,7 @@ def _opening(role: Role, prompt: Prompt) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}, *asked]
 
 
-def _tell(messages: list[dict[str, Any]], text: str) -> None:
+def _append_text(messages: list[dict[str, Any]], text: str) -> None:
     if messages and messages[-1]["role"] == "user":
         text = f"{messages.pop()['content']}\n\n{text}"
     messages.append({"role": "user", "content": text})

@@ -1,5 +1,5 @@
-"""The policy as an agent sees it, and the exact record of the tokens that it sampled. One session
-per sample; agents live elsewhere."""
+"""Records exactly the tokens that the policy samples for one agent (RecordingSession). There is one
+session per sample; agents are in `milescli.agents`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from milescli.core.types import (
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.rollout.base import (
     Completion,
-    Doors,
     GenerateRequest,
     Parsed,
     Reply,
     ReplyParser,
     RolloutEngine,
     Session,
+    SessionServer,
     Turn,
 )
-from milescli.rollout.episode.conversations import Conversations, told_as
-from milescli.rollout.episode.pieces import OnPiece, Pieces
-from milescli.rollout.episode.served_session import Served
+from milescli.rollout.episode.conversations import Conversations, reply_message
+from milescli.rollout.episode.session_base import SessionBase
+from milescli.rollout.episode.text_pieces import OnPiece, TextPieces
 
 Decode = Callable[[Iterable[int]], str]
 """Token ids -> text without special tokens."""
@@ -51,13 +51,13 @@ class ChatForm:
     tokenizer: ChatTokenizer
     parser: ReplyParser | None = None
     """None: the message is the response's text, and no tool is called."""
-    doors: Doors | None = None
+    session_server: SessionServer | None = None
     """None: no session is served over HTTP."""
 
 
 @dataclass(slots=True)
-class _Line:
-    """Holds a trajectory while it grows."""
+class _TrajectoryBuilder:
+    """Builds one trajectory, call by call."""
 
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     loss_mask: bytearray = field(default_factory=bytearray)
@@ -89,9 +89,9 @@ class _Line:
             for span in completion.version_spans
         ]
         if completion.routed_experts is not None:
-            self.routed_experts = _extended(self.routed_experts, completion.routed_experts)
+            self.routed_experts = _append_routes(self.routed_experts, completion.routed_experts)
 
-    def finished(self, *, is_trained: bool) -> Trajectory:
+    def build(self, *, is_trained: bool) -> Trajectory:
         """Return the trajectory for training; unless `is_trained`, its loss mask is empty."""
         size = len(self.token_ids)
         return Trajectory(
@@ -115,7 +115,7 @@ class _Line:
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """One call of `generate`."""
+    """Holds one call of `generate`."""
 
     prompt_ids: list[int]
     image_spans: Sequence[ImageSpan] = ()
@@ -125,9 +125,9 @@ class _Call:
     """Index of the call in the session's turns."""
 
 
-def _extended(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
-    """Return the record of the whole line: the old rows, which come from the weights that sampled
-    them, and the new rows after them."""
+def _append_routes(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
+    """Return the routed experts of the whole trajectory: the old rows, which come from the weights
+    that sampled them, and then the rows of `new` after them."""
     if old is None:
         return new
     row_bytes = len(old.indices) // old.num_tokens
@@ -138,7 +138,7 @@ _NUMBERS = itertools.count(1)
 """Numbers the sessions of this process."""
 
 
-class RecordingSession(Served):
+class RecordingSession(SessionBase):
     """Implements `milescli.rollout.base.Session`. Belongs to one event loop."""
 
     def __init__(
@@ -218,11 +218,11 @@ class RecordingSession(Served):
         stop: Sequence[str] | None = None,
     ) -> Turn:
         """Sample a response to the tokens, and record it."""
-        prompt_ids = self._checked(token_ids, max_new_tokens)
+        prompt_ids = self._checked_prompt(token_ids, max_new_tokens)
         call = _Call(prompt_ids=prompt_ids, image_spans=self._spans_in(prompt_ids))
-        return await self._sampled(call, max_new_tokens=max_new_tokens, stop=stop)
+        return await self._sample_turn(call, max_new_tokens=max_new_tokens, stop=stop)
 
-    async def _sampled(
+    async def _sample_turn(
         self,
         call: _Call,
         *,
@@ -293,7 +293,7 @@ class RecordingSession(Served):
         try:
             if conversations.has_unread(messages):
                 await in_thread(lambda: conversations.read_images(messages))
-            asked = conversations.asked(messages, tools)
+            asked = conversations.render_prompt(messages, tools)
         except Exception as error:  # templates raise of their own
             self._require_no_sampled_image()
             raise AgentError(
@@ -312,30 +312,30 @@ class RecordingSession(Served):
         if asked.image_spans:
             self._shown.append((asked.token_ids, asked.image_spans))
             self._images.update((image.sha256, image) for image in asked.images)
-        prompt_ids = self._checked(asked.token_ids, max_new_tokens)
+        prompt_ids = self._checked_prompt(asked.token_ids, max_new_tokens)
         call = _Call(prompt_ids=prompt_ids, image_spans=asked.image_spans)
         parse = None
         if form.parser is not None:
             parse = partial(form.parser.parse, tools=tools, prompt_end=asked.text)
         pieces = None
         if on_piece is not None:
-            pieces = Pieces(
-                tell=on_piece,
+            pieces = TextPieces(
+                emit=on_piece,
                 decode=self._decode if parse is None else conversations.text,
                 parse=parse,
                 has_tools=bool(tools),
             )
         on_tokens = pieces.add if pieces is not None else None
-        turn = await self._sampled(
+        turn = await self._sample_turn(
             call, max_new_tokens=max_new_tokens, stop=stop, on_tokens=on_tokens
         )
         if pieces is not None:
             await pieces.end()
         parsed = Parsed(content=turn.text)
         if parse is not None:
-            parsed = await parse(conversations.parted(turn)[0])
-        message = told_as(parsed, number=self._num_tool_calls)
-        conversations.remember(asked, turn, message)
+            parsed = await parse(conversations.split_ending(turn)[0])
+        message = reply_message(parsed, number=self._num_tool_calls)
+        conversations.record(asked, turn, message)
         self._num_rewritten += asked.is_rewritten
         self._num_tool_calls += len(parsed.calls)
         self._num_malformed += parsed.malformed is not None
@@ -392,7 +392,7 @@ class RecordingSession(Served):
                 and done.routed_experts is not None
                 and new.prompt_ids[start : start + len(done.response_ids)] == done.response_ids
                 and new.prompt_ids[:start] == call.prompt_ids
-                and _begins(new.image_spans, call.image_spans)
+                and _has_image_prefix(new.image_spans, call.image_spans)
             ):
                 return done.routed_experts
         return None
@@ -416,9 +416,9 @@ class RecordingSession(Served):
         done = (call.completion for call in self._calls if call.completion is not None)
         return sum((completion.guesses for completion in done), NO_GUESSES)
 
-    def _checked(self, token_ids: Sequence[int], max_new_tokens: int | None) -> list[int]:
-        """Return a copy that the agent cannot change. Raises AgentError if nothing can be sampled
-        from it."""
+    def _checked_prompt(self, token_ids: Sequence[int], max_new_tokens: int | None) -> list[int]:
+        """Return a copy of the tokens that the agent cannot change. Raises AgentError if nothing
+        can be sampled after them."""
         who = f"the agent of prompt {self._prompt_index} asked for"
         if max_new_tokens is not None and max_new_tokens < 1:
             raise AgentError(
@@ -461,11 +461,11 @@ class RecordingSession(Served):
         in which calls were made, whichever was answered first. `turn_rewards`, `turn_roles`: one
         per turn of `turns`, or empty; `untrained`: roles whose trajectories have an empty loss
         mask."""
-        lines: list[_Line] = []
+        lines: list[_TrajectoryBuilder] = []
         for call in self._calls:
             if call.completion is not None:
                 role = turn_roles[call.turn] if turn_roles else None
-                line = _line_of(lines, call, role)
+                line = _builder_for(lines, call, role)
                 line.append_given(call.prompt_ids[len(line.token_ids) :])
                 line.image_spans = call.image_spans
                 line.append_sampled(call.completion)
@@ -475,35 +475,37 @@ class RecordingSession(Served):
         for line in lines:
             names = dict.fromkeys(span.sha256 for span in line.image_spans)
             line.images = tuple(self._images[name] for name in names if name not in own)
-        return [line.finished(is_trained=line.role not in untrained) for line in lines]
+        return [line.build(is_trained=line.role not in untrained) for line in lines]
 
 
-def _line_of(lines: list[_Line], call: _Call, role: str | None) -> _Line:
-    """Return the role's longest line that the call's prompt begins with; a new one if there is
-    none."""
+def _builder_for(
+    lines: list[_TrajectoryBuilder], call: _Call, role: str | None
+) -> _TrajectoryBuilder:
+    """Return the role's longest trajectory with which the call's prompt begins; a new one if there
+    is none."""
     tokens = array("i", call.prompt_ids)
     begun = [
         line
         for line in lines
         if line.role == role
         and tokens[: len(line.token_ids)] == line.token_ids
-        and _begins(call.image_spans, line.image_spans)
+        and _has_image_prefix(call.image_spans, line.image_spans)
     ]
     if not begun:
-        lines.append(_Line(role=role))
+        lines.append(_TrajectoryBuilder(role=role))
         return lines[-1]
     return max(begun, key=lambda line: len(line.token_ids))
 
 
-def _begins(spans: Sequence[ImageSpan], earlier: Sequence[ImageSpan]) -> bool:
-    """Return True if the first images are the earlier ones; tokens cannot tell, as those of all
-    images are equal."""
+def _has_image_prefix(spans: Sequence[ImageSpan], earlier: Sequence[ImageSpan]) -> bool:
+    """Return True if `spans` begin with the `earlier` ones. Tokens cannot show that, because those
+    of all images are equal."""
     return list(spans[: len(earlier)]) == list(earlier)
 
 
 def turn_seed(seed: int, turn: int | str) -> int:
-    """Return a seed of 31 bits; the first turn's is the sample's own. `turn` may be a role with a
-    model of its own."""
+    """Return a seed of 31 bits; turn 0 has the sample's own seed. `turn` may be the name of a role
+    with a model of its own."""
     if turn == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=4).digest()

@@ -15,15 +15,15 @@ INFRASTRUCTURE_ERRORS = (RewardError, AgentError, SandboxError)
 """Errors of a reward, or of what plays a sample's episode. Engines, teachers and the reward model
 are processes of the run, which replaces them; for a model behind an endpoint, the user repeats the
 evaluation command."""
-KEY = "rollout.max_unscored_share"
+UNSCORED_METRIC = "rollout.max_unscored_share"
 
 
 @dataclass(slots=True, kw_only=True)
-class Unscored:
+class UnscoredCounter:
     """Counts the samples of one step, or of one evaluation, that could not be scored."""
 
     share: float
-    """Largest share that is excluded; beyond it the last error ends the run."""
+    """Largest share that is excluded; if more cannot be scored, the last error ends the run."""
     total: int
     """Samples of the step or evaluation."""
     what: str
@@ -40,7 +40,7 @@ class Unscored:
             if self.share == 0:
                 raise error
             counted = f"{self.num} of {self.total} samples of {self.what} could not be scored"
-            allowed = f"`{KEY}` allows {self.share:.0%}"
+            allowed = f"`{UNSCORED_METRIC}` allows {self.share:.0%}"
             kind: Any = type(error)
             raise kind(
                 error.what,
@@ -53,8 +53,8 @@ class Unscored:
             self.tell(f"excluding {samples} of {self.what}: {error.what}; {last}")
 
 
-def no_sample(*, sample_index: int, seed: int) -> Sample:
-    """Return a stand-in for a sample that could not be scored in an evaluation: a function that
+def unscored_sample(*, sample_index: int, seed: int) -> Sample:
+    """Return a placeholder for a sample that could not be scored in an evaluation: a function that
     chooses among samples gets one for each that it requested; the prompt is excluded."""
     return Sample(
         sample_index=sample_index,

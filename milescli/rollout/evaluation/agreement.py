@@ -51,7 +51,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """A feature of responses that the second reward pays for more than the first."""
+    """Describes a feature of responses that the second reward favours more than the first."""
 
     feature: str
     says: str
@@ -65,7 +65,7 @@ Groups = Sequence[Sequence[float]]
 """[groups][samples of the group]"""
 
 
-def agreement(a: Groups, b: Groups, *, right_above: float = 0.0) -> Agreement:
+def measure_agreement(a: Groups, b: Groups, *, right_above: float = 0.0) -> Agreement:
     """Compare two rewards. A sample is right where its reward is above `right_above`.
 
     kappa = (p_o - p_e) / (1 - p_e): p_o, the share of samples that both call the same; p_e, the
@@ -122,10 +122,10 @@ FEATURES: dict[str, tuple[str, Callable[[Sample], float]]] = {
 answer."""
 
 
-def suspicions(samples: Sequence[Sequence[Sample]], a: Groups, b: Groups) -> list[Suspicion]:
-    """Return the features that the second reward pays for more than the first, the surest first.
-    Each has the correlation of the feature with b - a, both as differences from the mean of their
-    group, so that hard prompts with long answers do not count; its t-test has n - groups - 1
+def find_suspicions(samples: Sequence[Sequence[Sample]], a: Groups, b: Groups) -> list[Suspicion]:
+    """Return the features that the second reward favours more than the first, the most certain
+    first. Each has the correlation of the feature with b - a, both as differences from the mean of
+    their group, so that hard prompts with long answers do not count; its t-test has n - groups - 1
     degrees of freedom. A feature whose correlation with the second reward itself is negative is
     left out."""
     gains = _centred([np.subtract(y, x) for x, y in zip(a, b, strict=True)])

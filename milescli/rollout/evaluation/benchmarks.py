@@ -1,5 +1,6 @@
-"""Published benchmarks by name: where their rows are, and how a row becomes a prompt, a label and a
-domain. Pure; the runtime downloads and writes them. Rewards score them like any other prompts."""
+"""Defines published benchmarks by name: where their rows are, and how a row becomes a prompt, a
+label and a domain. Pure; the runtime downloads and writes them. Rewards score them like any other
+prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ LETTERS = "ABCDEFGHIJ"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One row, ready to be asked."""
+    """Holds one row of a benchmark as prompt, label and domain."""
 
     prompt: str
     label: str
@@ -25,7 +26,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """How a benchmark is asked and scored."""
+    """Describes where a benchmark's questions are, and how they are asked and scored."""
 
     hub: str
     """Its name in `data.eval`."""
@@ -201,7 +202,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 }
 """Benchmarks by the name that `--data` accepts."""
 
-OF_ALL: Mapping[str, object] = {
+COMMON_SETTINGS: Mapping[str, object] = {
     "rollout.agent": "single_turn",
     "rollout.stop": [],
     "data.prompt_key": "prompt",

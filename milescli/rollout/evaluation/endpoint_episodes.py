@@ -28,7 +28,7 @@ Reply = dict[str, Any]
 content."""
 
 
-class KeptReplies:
+class ReplyCache:
     """Replies on disk by request, so that a stopped evaluation need not request, and pay for, them
     again."""
 
@@ -49,7 +49,7 @@ class KeptReplies:
     def __len__(self) -> int:
         return len(self._by_request)
 
-    def of(self, request: str) -> Reply | None:
+    def get(self, request: str) -> Reply | None:
         """Return the recorded reply; None if there is none."""
         return self._by_request.get(request)
 
@@ -71,7 +71,7 @@ class EndpointEpisodes:
     agent_name = "single_turn"
 
     def __init__(
-        self, recipe: Recipe, *, endpoint: Endpoint, model: str, scorer: Scoring, kept: KeptReplies
+        self, recipe: Recipe, *, endpoint: Endpoint, model: str, scorer: Scoring, kept: ReplyCache
     ) -> None:
         """Evaluate `model`, by its name at the endpoint."""
         evaluation, rollout = recipe.eval, recipe.rollout
@@ -103,7 +103,7 @@ class EndpointEpisodes:
         body |= self._extra
         body = {name: value for name, value in body.items() if value is not None}
         request = _digest(body, sample_index)
-        if (reply := self._kept.of(request)) is None:
+        if (reply := self._kept.get(request)) is None:
             async with self._free:
                 reply = self._read(await self._endpoint.post(body, CHAT_PATH))
             self._kept.add(request, reply)
@@ -120,11 +120,11 @@ class EndpointEpisodes:
         )
         return await score_alone(self._scorer, prompt, sample)
 
-    async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
+    async def score_samples(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
         """Score the samples as Episodes does."""
         return await score_together(self._scorer, prompt, samples)
 
-    def doubt(self) -> str | None:
+    def score_warning(self) -> str | None:
         """Return a warning about the scores: how many replies have no content, and which field has
         their text; None if all have content."""
         if not self.without_content:
@@ -168,7 +168,7 @@ class EndpointEpisodes:
 def endpoint_of(url: str, settings: EndpointSettings) -> Endpoint:
     """Return the endpoint to query. Raises RecipeError if the environment lacks the key."""
     return Endpoint(
-        asker="the evaluation",
+        caller="the evaluation",
         section=SECTION,
         error=EndpointError,
         url=url,

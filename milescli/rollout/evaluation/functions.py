@@ -14,7 +14,7 @@ from milescli.core.types import Prompt, Sample
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Evaluation
 from milescli.workers.async_worker import AsyncWorker
-from milescli.workers.child import asking
+from milescli.workers.child import parent_requests
 from milescli.workers.worker import CallFailed
 
 ALL = "all"
@@ -58,11 +58,11 @@ def load_evaluation(settings: Evaluation) -> EvaluationFn:
     return EvaluationProcess(EVALUATIONS.path_of(settings.function))
 
 
-async def played(
+async def run_evaluation(
     evaluate: EvaluationFn, prompts: Sequence[Prompt], play: Play, *, settings: Evaluation
 ) -> list[list[Sample]]:
-    """Return the samples of each prompt. Raises RecipeError if the function fails, or returns
-    something else; and what an episode raises."""
+    """Call the evaluation function and return the samples of each prompt. Raises RecipeError if the
+    function fails, or returns something else; and what an episode raises."""
     made: Any = await evaluate(prompts=prompts, play=play, settings=settings)
     try:
         rows = [list(samples) for samples in made]
@@ -85,12 +85,13 @@ class EvaluationProcess:
     def __init__(self, path: str) -> None:
         """Take a resolved import path."""
         self.__name__ = path
-        self._process = AsyncWorker(f"{__name__}:evaluate_there")
+        self._process = AsyncWorker(f"{__name__}:evaluate_in_process")
 
     async def __call__(
         self, *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
     ) -> Sequence[Sequence[Sample]]:
-        """See EvaluationFn. Raises RecipeError if the function fails."""
+        """Run the function in the process, as EvaluationFn describes. Raises RecipeError if it
+        fails."""
         path = self.__name__
         try:
             return await self._process.call(path, list(prompts), settings, answer=play)
@@ -100,12 +101,12 @@ class EvaluationProcess:
             ) from None
 
 
-async def evaluate_there(path: str, prompts: list[Prompt], settings: Evaluation) -> Any:
+async def evaluate_in_process(path: str, prompts: list[Prompt], settings: Evaluation) -> Any:
     """Run the evaluation in the process of the user's function."""
     function: Any = imported(path)
-    side = asking.get()
+    side = parent_requests.get()
 
     async def play(place: int, index: int = 0) -> Sample:
-        return await side.ask((place, index))
+        return await side.request((place, index))
 
     return await function(prompts=prompts, play=play, settings=settings)

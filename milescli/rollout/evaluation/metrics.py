@@ -11,7 +11,7 @@ from milescli.core.errors import RecipeError
 from milescli.core.types import Group
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Evaluation
-from milescli.rollout.evaluation.statistics import doublings, pass_at
+from milescli.rollout.evaluation.statistics import pass_at, powers_of_two
 from milescli.rollout.rewards.scoring import finite_reward
 
 
@@ -23,7 +23,7 @@ class Metrics(Protocol):
         ...
 
 
-def measured(
+def compute_metrics(
     metrics: Metrics, groups: Sequence[Group], *, settings: Evaluation
 ) -> dict[str, float]:
     """Compute the metrics. Raises RecipeError unless each name has a finite number."""
@@ -39,7 +39,7 @@ def measured(
 
 
 def nothing(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
-    """Return no metrics beside accuracy."""
+    """Return no metrics besides accuracy."""
     return {}
 
 
@@ -51,5 +51,5 @@ def pass_at_k(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, 
             pass_at(k, num_samples=len(group.rewards), num_right=sum(r > 0 for r in group.rewards))
             for group in groups
         )
-        for k in doublings(settings.samples_per_prompt)
+        for k in powers_of_two(settings.samples_per_prompt)
     }

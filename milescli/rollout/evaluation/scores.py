@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from milescli.core.types import Group
-from milescli.rollout.evaluation.statistics import Estimate, estimated, majority_at, pass_at
+from milescli.rollout.evaluation.statistics import Estimate, estimate_mean, majority_at, pass_at
 
 Answer = Callable[[str], str | None]
 """Returns the answer that a response states; None: it states none."""
@@ -17,7 +17,7 @@ Answer = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainScore:
-    """Score of the prompts of one domain."""
+    """Holds the score of the prompts of one domain."""
 
     num_prompts: int
     accuracy: Estimate
@@ -26,7 +26,7 @@ class DomainScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Scores of one set of prompts."""
+    """Holds the scores of one set of prompts."""
 
     samples_per_prompt: int
     """Number of samples of the prompt that has the fewest."""
@@ -62,12 +62,12 @@ def scores_of(
     return Scores(
         samples_per_prompt=fewest,
         estimates={
-            name: estimated(values, samples_per_prompt=fewest)
+            name: estimate_mean(values, samples_per_prompt=fewest)
             for name, values in per_prompt.items()
         },
         domains={
             name: DomainScore(
-                num_prompts=len(values), accuracy=estimated(values, samples_per_prompt=fewest)
+                num_prompts=len(values), accuracy=estimate_mean(values, samples_per_prompt=fewest)
             )
             for name, values in by_domain.items()
             if values

@@ -13,7 +13,7 @@ from statistics import NormalDist
 LEVEL = 0.95
 """Confidence level of every interval."""
 EXACT_GAINS = 18
-"""Most gains for which all choices of their signs are enumerated: 2^18."""
+"""Largest number of gains for which all choices of their signs are enumerated: 2^18."""
 NUM_DRAWS = 20_000
 _DRAWS_AT_ONCE = 1_000
 _TINY = 1e-300
@@ -55,7 +55,7 @@ def pass_at(k: int, *, num_samples: int, num_right: int) -> float:
     return 1.0 - math.comb(wrong, k) / math.comb(num_samples, k)
 
 
-def doublings(most: int) -> list[int]:
+def powers_of_two(most: int) -> list[int]:
     """Return 1, 2, 4, ... up to `most`."""
     return [2**power for power in range(most.bit_length())]
 
@@ -89,7 +89,7 @@ def _ways(left: int, *, most: int, wrong: Sequence[int], num_silent: int) -> dic
     return {ties: many for (drawn, ties), many in ways.items() if drawn == left and many}
 
 
-def estimated(values: Sequence[float], *, samples_per_prompt: int = 1) -> Estimate:
+def estimate_mean(values: Sequence[float], *, samples_per_prompt: int = 1) -> Estimate:
     """Return the mean of one number per prompt, at least one, and its LEVEL interval. For shares,
     numbers from 0 to 1, it is Wilson's (1927), which also holds at 0 % and 100 %. Shares of several
     samples vary less than single ones, so it counts n mean (1 - mean) / variance for the n prompts
@@ -116,7 +116,7 @@ def wilson(share: float, num: float) -> tuple[float, float]:
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
-def compared(a: Sequence[float], b: Sequence[float]) -> Difference:
+def compare_paired(a: Sequence[float], b: Sequence[float]) -> Difference:
     """Test two models on the same prompts, pairwise, with one number of each per prompt: by
     McNemar's test if all are 0 or 1, else by a permutation test."""
     assert len(a) == len(b) and a, (len(a), len(b))
@@ -124,8 +124,8 @@ def compared(a: Sequence[float], b: Sequence[float]) -> Difference:
     better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
     is_binary = {*a, *b} <= {0.0, 1.0}
     return Difference(
-        estimate=_of_gains(gains),
-        p_value=mcnemar(better, worse) if is_binary else by_signs(gains),
+        estimate=_estimate_gain(gains),
+        p_value=mcnemar(better, worse) if is_binary else permutation_p(gains),
         test="mcnemar" if is_binary else "permutation",
         num_prompts=len(gains),
         num_a_better=better,
@@ -133,7 +133,7 @@ def compared(a: Sequence[float], b: Sequence[float]) -> Difference:
     )
 
 
-def _of_gains(gains: Sequence[float]) -> Estimate:
+def _estimate_gain(gains: Sequence[float]) -> Estimate:
     """Return the mean and its interval by Student's t. To gains of shares, -1 to 1, half a gain of
     1, half a loss of 1 and one tie are added first: for single answers this is the interval of
     Agresti and Min (2005, Statistics in Medicine 24:729), which keeps a width for ten equal pairs.
@@ -154,11 +154,11 @@ def _of_gains(gains: Sequence[float]) -> Estimate:
     return Estimate(value=mean, low=min(low, mean), high=max(high, mean))
 
 
-def by_signs(gains: Sequence[float]) -> float:
-    """Return the two-sided p of the permutation test of paired numbers: the share of all choices of
-    signs, equally likely between equals, with a sum at least as far from 0 (Fisher 1935, The Design
-    of Experiments, 21). Exact up to EXACT_GAINS gains other than 0; beyond that from NUM_DRAWS
-    choices, which depend only on the number of gains."""
+def permutation_p(gains: Sequence[float]) -> float:
+    """Return the two-sided p of the permutation test of paired differences: the share of all
+    choices of signs, equally likely if the models are equal, with a sum at least as far from 0
+    (Fisher 1935, The Design of Experiments, 21). Exact up to EXACT_GAINS differences other than 0;
+    beyond that from NUM_DRAWS choices, which depend only on the number of differences."""
     import numpy as np
 
     sizes = np.abs([gain for gain in gains if gain])
@@ -195,7 +195,7 @@ def two_sided_p(t: float, freedom: int) -> float:
 
 @cache
 def t_quantile(share: float, freedom: int) -> float:
-    """Return the t below which `share` of all lie; `share` is above one half."""
+    """Return the t below which `share` of the distribution lies; `share` must be above one half."""
     assert 0.5 < share < 1, share
     low, high = 0.0, 1.0
     while 1 - two_sided_p(high, freedom) / 2 < share:
@@ -247,7 +247,7 @@ def _fraction(x: float, a: float, b: float) -> float:
     return value - 1
 
 
-def in_words(difference: Difference, *, a: str, b: str) -> str:
+def describe_difference(difference: Difference, *, a: str, b: str) -> str:
     """Return a sentence that says which model is better, and how certain that is."""
     estimate, alpha = difference.estimate, 1 - LEVEL
     test = "McNemar's exact test" if difference.test == "mcnemar" else "a paired permutation test"

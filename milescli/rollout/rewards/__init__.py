@@ -1,5 +1,5 @@
-"""Rewards by name: built in, from plug-ins, or by import path; one, or several with weights.
-Resolved before a device is taken."""
+"""Loads rewards by name: built in, from plug-ins, or by import path; one, or several with weights.
+They are resolved before a device is taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from milescli.rollout.base import BoundedReward, RewardFn
 from milescli.rollout.rewards.forms import form_of, takes_images
 from milescli.rollout.rewards.processes import ProcessReward
 from milescli.rollout.rewards.scoring import Scorer, Scoring, WeightedScorer, is_async
-from milescli.workers.isolated import Isolated
+from milescli.workers.isolated import IsolatedPlugin
 
 if TYPE_CHECKING:  # worker processes, which begin by the dozen, need no schema
     from milescli.recipe.schema import Rollout
@@ -32,17 +32,17 @@ def load_all_rewards(rollout: Rollout) -> dict[str, RewardFn | BoundedReward]:
 
 def _loaded(name: str, rollout: Rollout) -> RewardFn | BoundedReward:
     reward: Any = REWARDS.resolve(name)
-    if name in REWARDS.builtin and hasattr(reward, "made_for"):
-        reward = reward.made_for(rollout)
+    if name in REWARDS.builtin and hasattr(reward, "with_settings"):
+        reward = reward.with_settings(rollout)
     within = getattr(reward, "within", None)
     return cast(RewardFn, within(rollout.reward_timeout_s) if within else reward)
 
 
 def in_processes(name: str, rollout: Rollout) -> ProcessReward | None:
     """Return a user's reward in worker processes, as a run calls it; None for a built-in reward
-    that needs none."""
+    that needs no processes."""
     reward: Any = REWARDS.resolve(name)
-    if not _runs_apart(name):
+    if not _runs_in_processes(name):
         return None
     return ProcessReward(
         REWARDS.path_of(name),
@@ -59,7 +59,7 @@ def scorer_of(rollout: Rollout, server: ScoreServer | None = None) -> Scoring:
     """Make the scorer of the recipe's rewards, bounded and retried as the recipe says; users'
     rewards run in processes of their own. `server`: holds the reward model, if one is named."""
     scorers = {
-        name: _scorer(in_processes(name, rollout) or _served(reward, server), name, rollout)
+        name: _scorer(in_processes(name, rollout) or _with_server(reward, server), name, rollout)
         for name, reward in load_rewards(rollout).items()
     }
     if isinstance(rollout.reward, str):
@@ -79,7 +79,7 @@ def _scorer(reward: Any, name: str, rollout: Rollout) -> Scorer:
 
 
 @contextmanager
-def scorers_of_users(rollout: Rollout) -> Iterator[dict[str, Scorer]]:
+def user_scorers(rollout: Rollout) -> Iterator[dict[str, Scorer]]:
     """Yield a scorer for each reward that does not ship with miles, including those of roles, by
     name; end their processes afterwards. Use it in one event loop."""
     names = [name for name in rollout.reward_names if name not in REWARDS.builtin]
@@ -105,37 +105,37 @@ def label_checks(rollout: Rollout) -> dict[str, RewardFn]:
     """Return the functions that check every label, by the names of the rewards; a reward that runs
     in processes of its own gets another process for this."""
     return {
-        name: cast(RewardFn, _apart(name) if _runs_apart(name) else reward)
+        name: cast(RewardFn, _isolated(name) if _runs_in_processes(name) else reward)
         for name, reward in load_all_rewards(rollout).items()
     }
 
 
-def _served(reward: RewardFn | BoundedReward, server: ScoreServer | None) -> Any:
-    return reward.served_by(server) if hasattr(reward, "served_by") else reward
+def _with_server(reward: RewardFn | BoundedReward, server: ScoreServer | None) -> Any:
+    return reward.with_server(server) if hasattr(reward, "with_server") else reward
 
 
-def _runs_apart(name: str) -> bool:
+def _runs_in_processes(name: str) -> bool:
     reward = REWARDS.resolve(name)
     return name not in REWARDS.builtin or getattr(reward, "runs_apart", False)
 
 
-def _apart(name: str) -> Isolated:
+def _isolated(name: str) -> IsolatedPlugin:
     plugin = REWARDS.resolve(name)
-    return Isolated(REWARDS.path_of(name), what=f"the reward `{name}`", plugin=plugin)
+    return IsolatedPlugin(REWARDS.path_of(name), what=f"the reward `{name}`", plugin=plugin)
 
 
-def answer_of(rollout: Rollout) -> Callable[[str], str | None] | None:
-    """Return the function that extracts the stated answer from a response, of the first of the
-    recipe's built-in rewards that has one; None: none has."""
-    rewards = [r for name, r in load_rewards(rollout).items() if not _runs_apart(name)]
+def answer_extractor(rollout: Rollout) -> Callable[[str], str | None] | None:
+    """Return the function that extracts the stated answer from a response: that of the first
+    built-in reward of the recipe that has one; None if no reward has one."""
+    rewards = [r for name, r in load_rewards(rollout).items() if not _runs_in_processes(name)]
     return next((reward.answer for reward in rewards if hasattr(reward, "answer")), None)
 
 
 def needs_label(rollout: Rollout) -> bool | None:
     """Return True if some reward compares with a label; a user's reward declares it by
-    `needs_label`. None: no reward declares that it does, and one declares nothing."""
-    said = [
+    `needs_label`. None if no reward declares that it does, and at least one declares nothing."""
+    declared = [
         getattr(reward, "needs_label", False if name in REWARDS.builtin else None)
         for name, reward in load_all_rewards(rollout).items()
     ]
-    return any(said) or (None if None in said else False)
+    return any(declared) or (None if None in declared else False)

@@ -1,6 +1,7 @@
-r"""Extracts the answer from a response, for every reward: what follows the thinking, without the
-Markdown around it; the box, tag, mark, JSON or sentence that states it; the code block that defines
-what is asked. Pure text, no mathematics: the rewards compare what is extracted here."""
+r"""Extracts the answer from a response, for every reward: from the text after the thinking, without
+Markdown, the box, tag, mark, JSON or sentence that states the answer; or the code block that
+defines the tested function. Pure text, no mathematics: the rewards compare the extracted
+answers."""
 
 from __future__ import annotations
 
@@ -136,7 +137,7 @@ def last_boxed(text: str) -> str | None:
     return boxes[-1].content if boxes else None
 
 
-def joined_boxes(text: str) -> str | None:
+def last_boxes(text: str) -> str | None:
     r"""Return the last box as `last_boxed` does, with those before it that `and`, `or` or a comma
     joins to it: `\boxed{3} and \boxed{4}` is `3, 4`."""
     boxes = _boxes(text)
@@ -266,14 +267,14 @@ _PLAIN_WORD = re.compile(r"or|and|sqrt|pi|sin|cos|tan|log|ln|exp|percent|degrees
 _MAX_WORDS = 3
 
 
-def stated(response: str) -> str:
+def stated_answer(response: str) -> str:
     r"""Return the text of a response's mathematical answer; empty if there is none. It is the first
     of these that the response has: its last `\boxed{}` (and boxes that `and` or a comma joins to
-    it), its last `<answer>`, the `answer` of its JSON, what follows its last `####`, what it calls
-    the answer, its last formula, its last number. Numbers and formulas that are joined (`7 or 8`)
-    are one answer."""
+    it), its last `<answer>`, the `answer` of its JSON, what follows its last `####`, the sentence
+    that names the answer, its last formula, its last number. Numbers and formulas that are joined
+    (`7 or 8`) are one answer."""
     text = after_thinking(response)
-    if (boxed := joined_boxes(text)) is not None:
+    if (boxed := last_boxes(text)) is not None:
         return boxed
     if (tagged := tagged_answer(text)) is not None:
         text = without_markdown(tagged)
@@ -369,7 +370,7 @@ def code_of(response: str, *, names: Iterable[str] = ()) -> str:
     wanted = set(names)
     if defining := [code for code in python if wanted & _defined(code)]:
         return defining[-1]
-    programs = [code for code in python if _acts(code)]
+    programs = [code for code in python if _is_program(code)]
     reading = [code for code in programs if _READS.search(code)]
     candidates = reading or programs or [code for code in python if code.strip()]
     return candidates[-1] if candidates else blocks[-1].text
@@ -445,7 +446,7 @@ def _defined(code: str) -> set[str]:
     return names
 
 
-def _acts(code: str) -> bool:
+def _is_program(code: str) -> bool:
     """Return True if the code is a program: it compiles, and calls or defines something."""
     tree = _tree(code)
     kinds = (ast.Call, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -1,5 +1,6 @@
-"""The signatures that a reward may have: one response, all responses to a prompt, or a batch,
-distinguished by parameter names; and the call itself, inside the process of a user's reward."""
+"""Defines the signatures that a reward may have: one response, all responses to a prompt, or a
+batch, distinguished by parameter names. Also calls the reward, inside the process of a user's
+reward."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from milescli.rollout.rewards.scoring import finite_reward
 
 
 class Form(Enum):
-    """The parameters of a reward."""
+    """Lists the signatures of a reward."""
 
     SINGLE = ("prompt", "response", "label")
     """One response -> its reward."""
@@ -47,21 +48,22 @@ def _reward_of(path: str, timeout_s: float) -> Any:
     return reward if within is None else within(timeout_s)
 
 
-def score(path: str, timeout_s: float, asked: Mapping[str, Any]) -> Any:
-    """Return a float, or one for each response. `timeout_s` is passed to a reward with `within`.
-    Raises what the reward raises; TypeError or ValueError if it returns no numbers."""
-    return _numbers(_reward_of(path, timeout_s)(**asked), asked)
+def score(path: str, timeout_s: float, arguments: Mapping[str, Any]) -> Any:
+    """Call a plain reward. Return a float, or one for each response. `timeout_s` is passed to a
+    reward with `within`. Raises what the reward raises; TypeError or ValueError if it returns no
+    numbers."""
+    return _numbers(_reward_of(path, timeout_s)(**arguments), arguments)
 
 
-async def score_async(path: str, timeout_s: float, asked: Mapping[str, Any]) -> Any:
-    """Score like `score`, with an `async def`."""
-    return _numbers(await _reward_of(path, timeout_s)(**asked), asked)
+async def score_async(path: str, timeout_s: float, arguments: Mapping[str, Any]) -> Any:
+    """Call an async reward; like `score` otherwise."""
+    return _numbers(await _reward_of(path, timeout_s)(**arguments), arguments)
 
 
-def _numbers(value: Any, asked: Mapping[str, Any]) -> float | list[float]:
-    if "responses" not in asked:
+def _numbers(value: Any, arguments: Mapping[str, Any]) -> float | list[float]:
+    if "responses" not in arguments:
         return finite_reward(value)
-    wanted = len(asked["responses"])
+    wanted = len(arguments["responses"])
     try:
         rewards = [finite_reward(reward) for reward in value]
     except TypeError as error:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from milescli.rollout.rewards.forms import Form
-from milescli.workers.pool import Pool
+from milescli.workers.pool import WorkerPool
 
 MEMORY_KEY = "rollout.reward_memory_gib"
 CALLS_AT_ONCE = 256
@@ -45,7 +45,7 @@ class ProcessReward:
             max_workers = 1  # a second would make batches smaller
         self.max_concurrency = CALLS_AT_ONCE if form is Form.BATCH else max_workers * calls_each
         """Calls that make sense at once."""
-        self.pool = Pool(
+        self.pool = WorkerPool(
             f"milescli.rollout.rewards.forms:{'score_async' if is_async else 'score'}",
             memory_bytes=memory_bytes,
             memory_key=MEMORY_KEY,

@@ -23,19 +23,18 @@ _FORM = '{"dataset": "leg_counting", "entry": {"question": ..., "answer": ..., "
 
 
 class ReasoningGym:
-    r"""What reasoning-gym's scorer of the task says, from 0.0 to 1.0.
+    r"""Returns the score that reasoning-gym's scorer of the task gives, from 0.0 to 1.0.
 
-    Label: JSON `{"dataset": NAME, "entry": {...}}`, the entry as `reasoning_gym.create_dataset`
-    yields it. The answer is what stands in the last `<answer>...</answer>`, else in the last
-    `\boxed{}`, else behind the last `####`, else the whole response; what stands before `</think>`
-    does not count.
-    """
+    The label is JSON: `{"dataset": NAME, "entry": {...}}`, with the entry as
+    `reasoning_gym.create_dataset` yields it. The answer is the content of the last
+    `<answer>...</answer>`, else of the last `\boxed{}`, else the text after the last `####`, else
+    the whole response. Text before `</think>` does not count."""
 
     needs_label = True
     examples = (("Legs?", "<answer>4</answer>", _EXAMPLE), ("Legs?", "", _EXAMPLE))
     runs_apart = True
 
-    def made_for(self, rollout: Rollout) -> ReasoningGym:
+    def with_settings(self, rollout: Rollout) -> ReasoningGym:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid, or
         if the library is not installed."""
         if find_spec("reasoning_gym") is None:
@@ -47,7 +46,7 @@ class ReasoningGym:
         return self
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes."""
         if label is None:
             raise ValueError("`reasoning_gym` needs a label")
         name, entry = _task(label)
@@ -92,10 +91,10 @@ def _task(label: str) -> tuple[str, dict[str, Any]]:
         guess = nearest(name, DATASETS)
         hint = f"; nearest is `{guess}`" if guess else ""
         raise ValueError(f"reasoning-gym has no data set `{name}`{hint}")
-    return name, _as_it_was(name, entry)
+    return name, _with_tuples(name, entry)
 
 
-def _as_it_was(name: str, entry: dict[str, Any]) -> dict[str, Any]:
+def _with_tuples(name: str, entry: dict[str, Any]) -> dict[str, Any]:
     """Return the entry in the form in which its own answer scores more: JSON has no tuples, and
     some scorers compare with tuples."""
     scorer, with_tuples = _scorer(name), {**entry, "metadata": _tupled(entry["metadata"])}

@@ -1,5 +1,6 @@
-"""Rewards of single roles beside the episode's reward: scored from what each role said, with
-metrics of the step. Called by `episode`; `core.role_views` says whose advantages they make."""
+"""Scores single roles besides the episode's reward, from what each role said, and reports the
+scores as metrics of the step. Called by `episode`; `core.role_views` says whose advantages they
+make."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from milescli.core.types import Prompt, Sample
 from milescli.rollout.rewards.scoring import Response, Score, Scoring
 
 
-class ByRole:
+class RoleScorer:
     """Scores roles that have rewards of their own; another scorer scores the episode."""
 
     def __init__(self, episodes: Scoring, roles: Mapping[str, Scoring]) -> None:
@@ -27,13 +28,13 @@ class ByRole:
         """Return True if the episode's reward scores groups."""
         return self._episodes.scores_groups
 
-    async def scored(self, prompt: Prompt, response: Response) -> Score:
+    async def score_response(self, prompt: Prompt, response: Response) -> Score:
         """Score one response with the episode's reward."""
-        return await self._episodes.scored(prompt, response)
+        return await self._episodes.score_response(prompt, response)
 
-    async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
+    async def score_responses(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
         """Score all responses to a prompt with the episode's reward."""
-        return await self._episodes.scored_group(prompt, responses)
+        return await self._episodes.score_responses(prompt, responses)
 
 
 async def score_roles_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> Sample:
@@ -41,13 +42,13 @@ async def score_roles_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> 
     RewardError."""
     asked = {
         role: own
-        for role, own in _asked(scorer, sample).items()
+        for role, own in _missing_scorers(scorer, sample).items()
         if not own.of(prompt).scores_groups
     }
     if not asked:
         return sample
     scores = await all_or_first_error(
-        [own.scored(prompt, _response(sample, role)) for role, own in asked.items()]
+        [own.score_response(prompt, _response(sample, role)) for role, own in asked.items()]
     )
     return _with_scores(sample, dict(zip(asked, scores, strict=True)))
 
@@ -57,20 +58,20 @@ async def score_roles_together(
 ) -> list[Sample]:
     """Score all samples of one prompt, in order, including rewards of roles that need all of them.
     Raises RewardError."""
-    lacking = [_asked(scorer, sample) for sample in samples]
-    for role in dict.fromkeys(role for asked in lacking for role in asked):
-        places = [place for place, asked in enumerate(lacking) if role in asked]
+    missing = [_missing_scorers(scorer, sample) for sample in samples]
+    for role in dict.fromkeys(role for scorers in missing for role in scorers):
+        places = [place for place, scorers in enumerate(missing) if role in scorers]
         responses = [_response(samples[place], role) for place in places]
-        scores = await lacking[places[0]][role].scored_group(prompt, responses)
+        scores = await missing[places[0]][role].score_responses(prompt, responses)
         samples = list(samples)
         for place, score in zip(places, scores, strict=True):
             samples[place] = _with_scores(samples[place], {role: score})
     return samples
 
 
-def _asked(scorer: Scoring, sample: Sample) -> dict[str, Scoring]:
+def _missing_scorers(scorer: Scoring, sample: Sample) -> dict[str, Scoring]:
     """Return role -> its scorer, for roles that spoke and have no reward yet."""
-    if not isinstance(scorer, ByRole):
+    if not isinstance(scorer, RoleScorer):
         return {}
     return {
         role: scorer.roles[role]

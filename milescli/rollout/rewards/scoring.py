@@ -1,5 +1,6 @@
-"""Scores responses off the event loop: each call is bounded, retried as the recipe says, and then
-refused with its traceback. For one reward (Scorer), or several with weights (WeightedScorer)."""
+"""Scores responses off the event loop: each call has a time limit, is retried as the recipe says,
+and then fails with its traceback. For one reward (Scorer), or several with weights
+(WeightedScorer)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _OF_SERVICE = re.compile(
 it."""
 
 
-def may_pass(error: BaseException | None) -> bool:
+def is_temporary(error: BaseException | None) -> bool:
     """Return True if a reward failed because a service did not answer, so that a retry may succeed;
     False for a mistake in its code."""
     if error is None:
@@ -76,14 +77,14 @@ class Scoring(Protocol):
 
     @property
     def scores_groups(self) -> bool:
-        """Return True if the reward takes all responses to a prompt at once: `scored_group`."""
+        """Return True if the reward takes all responses to a prompt at once: `score_responses`."""
         ...
 
-    async def scored(self, prompt: Prompt, response: Response) -> Score:
+    async def score_response(self, prompt: Prompt, response: Response) -> Score:
         """Score one response. Raises RewardError."""
         ...
 
-    async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
+    async def score_responses(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
         """Return one score per response to a prompt. Raises RewardError."""
         ...
 
@@ -114,7 +115,7 @@ class Scorer:
         )
         self._is_async = is_async(reward)
         self._is_bounded = hasattr(reward, "score")
-        self._takes = [
+        self._extra_arguments = [
             name for name in ("num_tokens", "token_ids") if getattr(reward, f"takes_{name}", False)
         ]
         self.takes_images = getattr(reward, "takes_images", False)
@@ -130,22 +131,22 @@ class Scorer:
         return getattr(self._reward, "scores_groups", False)
 
     async def score(self, prompt: Prompt, response: str) -> float:
-        """Return the reward of a text. Raises as `scored`."""
-        return (await self.scored(prompt, Response(text=response))).reward
+        """Return the reward of a text. Raises as `score_response`."""
+        return (await self.score_response(prompt, Response(text=response))).reward
 
-    async def scored(self, prompt: Prompt, response: Response) -> Score:
+    async def score_response(self, prompt: Prompt, response: Response) -> Score:
         """Score one response. Raises RewardError with the last failure after `retries` + 1
         failures."""
 
         async def call() -> float:
             return finite_reward(await self._call(prompt, response))
 
-        return Score(reward=await self._tried(prompt, response.text, call))
+        return Score(reward=await self._with_retries(prompt, response.text, call))
 
-    async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
+    async def score_responses(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
         """Score all responses to a prompt."""
         if not self.scores_groups:
-            return await all_or_first_error([self.scored(prompt, one) for one in responses])
+            return await all_or_first_error([self.score_response(prompt, one) for one in responses])
         rewards = await self.score_group(prompt, [response.text for response in responses])
         return [Score(reward=reward) for reward in rewards]
 
@@ -161,9 +162,11 @@ class Scorer:
                     timeout_s=self._timeout_s,
                 )
 
-        return await self._tried(prompt, responses[0], call)
+        return await self._with_retries(prompt, responses[0], call)
 
-    async def _tried(self, prompt: Prompt, response: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _with_retries(
+        self, prompt: Prompt, response: str, call: Callable[[], Awaitable[T]]
+    ) -> T:
         for attempt in range(1, self._retries + 2):
             try:
                 return await call()
@@ -175,22 +178,22 @@ class Scorer:
         raise AssertionError(f"no attempt was made: retries {self._retries}")
 
     async def _call(self, prompt: Prompt, response: Response) -> object:
-        asked: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "prompt": prompt.text,
             "response": response.text,
             "label": prompt.label,
-            **{name: getattr(response, name) for name in self._takes},
+            **{name: getattr(response, name) for name in self._extra_arguments},
         }
         if self.takes_images:
-            asked["images"] = [image.png for image in prompt.images]
+            arguments["images"] = [image.png for image in prompt.images]
         if self._is_bounded:
             async with self._threads:
-                return await self._reward.score(**asked, timeout_s=self._timeout_s)  # type: ignore[union-attr]
+                return await self._reward.score(**arguments, timeout_s=self._timeout_s)  # type: ignore[union-attr]
         if self._is_async:
             async with asyncio.timeout(self._timeout_s):
-                return await self._reward(**asked)  # type: ignore[misc,operator]
+                return await self._reward(**arguments)  # type: ignore[misc,operator]
         async with self._threads, asyncio.timeout(self._timeout_s):
-            value = await in_thread(lambda: self._reward(**asked))  # type: ignore[operator]
+            value = await in_thread(lambda: self._reward(**arguments))  # type: ignore[operator]
             return await value if isinstance(value, Awaitable) else value
 
     def _refusal(
@@ -212,7 +215,7 @@ class Scorer:
             f"the reward `{self._name}` failed on a response to prompt {prompt.index}{times}",
             why=f"{reason}; label {_shown(prompt.label)}; the response begins {_shown(response)}",
             fix=[fix, "--set rollout.reward_retries=2   # if the failure is temporary"]
-            if attempts == 1 and may_pass(error)
+            if attempts == 1 and is_temporary(error)
             else fix,
         )
 
@@ -234,15 +237,17 @@ class WeightedScorer:
         """Return True if one of the rewards takes all responses to a prompt at once."""
         return any(scorer.scores_groups for scorer, _ in self._parts.values())
 
-    async def scored(self, prompt: Prompt, response: Response) -> Score:
+    async def score_response(self, prompt: Prompt, response: Response) -> Score:
         """Score one response."""
         scorers = [scorer for scorer, _ in self._parts.values()]
-        return self._summed(await all_or_first_error([s.scored(prompt, response) for s in scorers]))
+        return self._summed(
+            await all_or_first_error([s.score_response(prompt, response) for s in scorers])
+        )
 
-    async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
+    async def score_responses(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
         """Score all responses to a prompt."""
         scorers = [scorer for scorer, _ in self._parts.values()]
-        rows = await all_or_first_error([s.scored_group(prompt, responses) for s in scorers])
+        rows = await all_or_first_error([s.score_responses(prompt, responses) for s in scorers])
         return [self._summed(scores) for scores in zip(*rows, strict=True)]
 
     def _summed(self, scores: Sequence[Score]) -> Score:
@@ -267,7 +272,7 @@ def finite_reward(value: object) -> float:
     return number
 
 
-class BySource:
+class SourceScorer:
     """Scores prompts of some sources of a mix with rewards of their own."""
 
     def __init__(self, usual: Scoring, own: Mapping[str, Scoring]) -> None:
@@ -283,10 +288,10 @@ class BySource:
         """Return True if the usual reward scores groups; use `of` for the reward of a prompt."""
         return self._usual.scores_groups
 
-    async def scored(self, prompt: Prompt, response: Response) -> Score:
+    async def score_response(self, prompt: Prompt, response: Response) -> Score:
         """Score one response."""
-        return await self.of(prompt).scored(prompt, response)
+        return await self.of(prompt).score_response(prompt, response)
 
-    async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
+    async def score_responses(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
         """Score all responses to a prompt."""
-        return await self.of(prompt).scored_group(prompt, responses)
+        return await self.of(prompt).score_responses(prompt, responses)

@@ -1,5 +1,5 @@
-"""The driver's side of processes that collect (`process`): which prompt goes to which, one order
-and one report for many groups, and another process in the place of one that dies. Order, seeds,
+"""Drives the processes that collect (`process`): decides which process samples which prompt, sends
+many orders and receives many reports at once, and replaces a process that dies. Order, seeds,
 filters and batches stay the work of `rollout.collect`."""
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.types import EngineAddress, Group, Prompt
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.collector import Progress
-from milescli.rollout.collect.elsewhere import GroupNumbers
-from milescli.runtime.collecting.following import Following
+from milescli.rollout.collect.remote_groups import GroupNumbers
+from milescli.runtime.collecting.followers import FleetFollower
 from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order, as_row
 from milescli.runtime.collecting.share import collector_name, part_of
-from milescli.runtime.collecting.workers import Asked, Worker, Workers
+from milescli.runtime.collecting.workers import GroupRequest, Worker, Workers
 from milescli.runtime.recording.sample_journal import SampleJournal
-from milescli.runtime.recovery.restarts import Repairs, beyond
+from milescli.runtime.recovery.restarts import Repairs, with_refusal
 from milescli.train.advantages import AdvantageRows
 from milescli.train.base import Outline, ScatteredShard, TrainBatch
 from milescli.train.objectives.policy import Policy
@@ -35,12 +35,12 @@ from milescli.train.packing import lay_out
 BYTES_PER_TOKEN = 13
 """Approximate size of a sequence on its way to a rank; the watch of the ranks compares it."""
 Start = Callable[[int, list[EngineAddress]], Awaitable[ActorHandle]]
-"""Starts the process with this number, which asks these engines."""
+"""Starts the process with this number, which sends its requests to these engines."""
 
 
 class Collectors:
-    """Implements `rollout.collect.elsewhere.GroupMaker`, and `Followers` of the fleet. Belongs to
-    one event loop."""
+    """Implements `rollout.collect.remote_groups.GroupSampler`, and `Followers` of the fleet.
+    Belongs to one event loop."""
 
     def __init__(
         self,
@@ -57,22 +57,22 @@ class Collectors:
         policies: Mapping[str, SglangFleet] | None = None,
         scorer: Callable[[], ActorHandle | None] = lambda: None,
     ) -> None:
-        """`adapter`: the one of several that they collect for. `policies`: who plays roles that are
-        not trained, by their names in `rollout.policies`. `scorer` returns the process that holds
-        the reward model now."""
+        """Set up collection. `adapter`: the one of several for which they collect. `policies`: the
+        clients of the models that play untrained roles, by their names in `rollout.policies`.
+        `scorer` returns the process that holds the reward model now."""
         self._start, self._kill = start, kill
         self._fleet, self._journal, self._repairs, self._warn = fleet, journal, repairs, warn
         self._timeout_s, self._run = recipe.machine.step_timeout_s, recipe.run.name or "RUN"
         self._workers = Workers(count, timeout_s=self._timeout_s)
-        self._following = Following(self._workers, fleet)
+        self._following = FleetFollower(self._workers, fleet)
         self._frozen = {
-            name: Following(self._workers, served, policy=name)
+            name: FleetFollower(self._workers, served, policy=name)
             for name, served in (policies or {}).items()
         }
         self._adapter, self._scorer = adapter, scorer
         self._tasks = list[asyncio.Task[None]]()
         self._failure: BaseException | None = None
-        self._silence_s = REPORT_EVERY_S + SLOW * recipe.machine.silence_s
+        self._silence_s = REPORT_EVERY_S + MAX_REPORT_SLOWDOWN * recipe.machine.silence_s
         self._tickets: dict[tuple[int, int], int] = {}
         """(epoch, index of the prompt) -> ticket, of groups that are not released."""
         self._num_orders = 0
@@ -81,7 +81,7 @@ class Collectors:
         again since."""
 
     async def open(self) -> None:
-        """Start all processes. Raises what ends the start of one."""
+        """Start all processes. Raises the error of the first one that cannot start."""
         await asyncio.gather(*(self._begin(worker) for worker in self._workers))
         for following in (self._following, *self._frozen.values()):
             following.begin()
@@ -89,7 +89,7 @@ class Collectors:
             self._journal.on_checkpoint = self._checkpoint
         for worker in self._workers:
             for serve in (self._send, self._receive):
-                self._tasks.append(asyncio.create_task(self._served(worker, serve)))
+                self._tasks.append(asyncio.create_task(self._serve_forever(worker, serve)))
 
     async def _begin(self, worker: Worker) -> None:
         handle = await self._start(worker.number, self._following.engines_of(worker))
@@ -103,9 +103,10 @@ class Collectors:
         worker.ready.set()
 
     def use_scorer(self, process: ActorHandle) -> None:
-        """Let all ask this process for scores from now on: another has died."""
+        """Let all processes send requests to this process of the reward model, which replaces a
+        dead one."""
         for worker in self._workers:
-            self._workers.tell(worker, "use_scorer", process)
+            self._workers.send(worker, "use_scorer", process)
 
     async def close(self) -> None:
         """End all processes. Idempotent."""
@@ -114,7 +115,7 @@ class Collectors:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._workers.forget()
+        await self._workers.cancel_background()
         handles = [worker.handle for worker in self._workers if worker.handle is not None]
         closing = (handle.run("close", timeout_s=CLOSE_TIMEOUT_S) for handle in handles)
         await asyncio.gather(*closing, return_exceptions=True)
@@ -138,7 +139,7 @@ class Collectors:
             raise self._failure
         worker = self._workers.of(ticket := self._new_ticket(position))
         future: asyncio.Future[Group | None] = asyncio.get_running_loop().create_future()
-        worker.asked[ticket] = Asked(position, epoch, prompt, progress.step, future)
+        worker.requests[ticket] = GroupRequest(position, epoch, prompt, progress.step, future)
         self._tickets[epoch, prompt.index] = ticket
         worker.orders.append(ticket)
         worker.wake.set()
@@ -158,22 +159,22 @@ class Collectors:
         return group
 
     def _forget(self, worker: Worker, ticket: int) -> None:
-        if (asked := worker.asked.pop(ticket, None)) is not None:
-            place = asked.epoch, asked.prompt.index
+        if (request := worker.requests.pop(ticket, None)) is not None:
+            place = request.epoch, request.prompt.index
             if self._tickets.get(place) == ticket:
                 del self._tickets[place]
         if ticket in worker.orders:
             worker.orders.remove(ticket)
 
     def release(self, groups: Sequence[Group], *, before: int) -> None:
-        """Forget these groups, and all finished ones of prompts before that position of the source:
-        no step takes them any more."""
+        """Drop these groups, and all finished ones of prompts before position `before` of the
+        source: no step takes them any more."""
         gone = {self._ticket(group) for group in groups}
         for worker in self._workers:
             own = [
                 ticket
-                for ticket, asked in worker.asked.items()
-                if ticket in gone or (asked.position < before and asked.future.done())
+                for ticket, request in worker.requests.items()
+                if ticket in gone or (request.position < before and request.future.done())
             ]
             for ticket in own:
                 self._forget(worker, ticket)
@@ -184,8 +185,11 @@ class Collectors:
     def _ticket(self, group: Group) -> int:
         return self._tickets[group.epoch, group.prompt.index]
 
-    async def _served(self, worker: Worker, serve: Callable[[Worker], Awaitable[None]]) -> None:
-        """Serve as long as the run lasts, by one process after the other."""
+    async def _serve_forever(
+        self, worker: Worker, serve: Callable[[Worker], Awaitable[None]]
+    ) -> None:
+        """Call `serve` with the worker as long as the run lasts; continue with its replacement if
+        it dies."""
         while True:
             await worker.ready.wait()
             handle = worker.handle
@@ -214,10 +218,10 @@ class Collectors:
         await self._workers.call(worker, "take", orders, cancelled, released)
 
     def _order(self, worker: Worker, ticket: int) -> tuple[Any, ...]:
-        asked, journal = worker.asked[ticket], self._journal
-        position, step = asked.position, asked.step
+        request, journal = worker.requests[ticket], self._journal
+        position, step = request.position, request.step
         recorded = journal.recorded(step, position) if journal is not None else None
-        return tuple(Order(ticket, position, asked.epoch, as_row(asked.prompt), step, recorded))
+        return tuple(Order(ticket, position, request.epoch, as_row(request.prompt), step, recorded))
 
     async def _receive(self, worker: Worker) -> None:
         try:
@@ -231,35 +235,35 @@ class Collectors:
         if report.lost_records and (journal := self._journal) is not None:
             self._distrust(worker, journal)
         for ticket, error in report.errors.items():
-            if (asked := worker.asked.get(ticket)) is not None:
-                if asked.future.done():
+            if (request := worker.requests.get(ticket)) is not None:
+                if request.future.done():
                     raise error
-                asked.future.set_exception(error)
+                request.future.set_exception(error)
         for ticket in report.unscored:
-            if (asked := worker.asked.get(ticket)) is not None:
-                if asked.future.done():
-                    raise self._gone(1)
-                asked.future.set_result(None)
+            if (request := worker.requests.get(ticket)) is not None:
+                if request.future.done():
+                    raise self._lost_error(1)
+                request.future.set_result(None)
         if report.numbers is not None:
             self._note(worker, report.numbers)
 
     def _distrust(self, worker: Worker, journal: SampleJournal) -> None:
-        """Let no process use what was recorded, of which this one could not read a part."""
+        """Let no process use recorded groups, because this one could not read some of its own."""
         if num_groups := journal.distrust():
             self._warn(f"{num_groups} groups of the journal are sampled again, too")
         for other in self._workers:
             if other is not worker:
-                self._workers.tell(other, "distrust")
+                self._workers.send(other, "distrust")
 
     def _note(self, worker: Worker, numbers: GroupNumbers) -> None:
         tickets = numbers.tickets.tolist()
         of = dict.fromkeys(tickets, (0, NO_PROMPT))
-        asked = {ticket: one for ticket in tickets if (one := worker.asked.get(ticket))}
-        of |= {ticket: (one.epoch, one.prompt) for ticket, one in asked.items()}
+        requests = {ticket: one for ticket in tickets if (one := worker.requests.get(ticket))}
+        of |= {ticket: (one.epoch, one.prompt) for ticket, one in requests.items()}
         groups = numbers.groups(of)
-        for ticket, one in asked.items():
+        for ticket, one in requests.items():
             group = groups[ticket]
-            worker.again.discard(ticket)
+            worker.unreported.discard(ticket)
             if not one.future.done():
                 one.future.set_result(group)
             elif (known := one.group) is not None and known.samples != group.samples:
@@ -272,45 +276,49 @@ class Collectors:
         self._failure = self._failure or error
         for worker in self._workers:
             worker.ready.set()
-            for asked in worker.asked.values():
-                if not asked.future.done():
-                    asked.future.set_exception(error)
+            for request in worker.requests.values():
+                if not request.future.done():
+                    request.future.set_exception(error)
 
     async def _replace(self, worker: Worker, error: WorkerDied, handle: ActorHandle | None) -> None:
-        """Start another process in the place of one that died, and ask it for all that is not
-        released: what the journal has is not sampled again, and the rest has the same seeds."""
+        """Start another process in the place of a dead one, and order all groups that are not
+        released again: the journal supplies recorded ones, and the rest have the same seeds."""
         name, began = collector_name(worker.number, self._adapter), time.monotonic()
         if refusal := self._repairs.begin(name, error):
-            raise beyond(error, refusal)
+            raise with_refusal(error, refusal)
         if handle is not None:
             await self._kill([handle])
         if (journal := self._journal) is not None:
             await in_thread(lambda: journal.read_part(part_of(worker.number)))
         await self._begin(worker)
         await self._workers.call(worker, "use", self._following.engines_of(worker), None)
-        worker.orders, worker.again = list(worker.asked), set(worker.asked)
+        worker.orders, worker.unreported = list(worker.requests), set(worker.requests)
         worker.cancelled, worker.released = [], []
         worker.wake.set()
-        kept, lost = self._counted(worker)
-        source = f"{kept} samples from its journal" if kept or not lost else ""
+        recorded, lost = self._count_complete(worker)
+        source = f"{recorded} samples from its journal" if recorded or not lost else ""
         again = f"{lost} complete samples lost, which are sampled again" if lost else ""
         source = ", ".join(part for part in (source, again) if part)
         self._repairs.done(name, began=began, source=source, lost_samples=lost)
 
-    def _counted(self, worker: Worker) -> tuple[int, int]:
-        """Count complete samples that are not released: those in the journal, and others."""
-        kept = lost = 0
-        for one in worker.asked.values():
+    def _count_complete(self, worker: Worker) -> tuple[int, int]:
+        """Return the numbers of complete samples that are not released: those in the journal, and
+        others."""
+        recorded = lost = 0
+        for one in worker.requests.values():
             if (group := one.group) is not None:
                 journal = self._journal
                 has = journal is not None and journal.recorded(one.step, one.position) is not None
-                kept, lost = kept + has * len(group.samples), lost + (not has) * len(group.samples)
-        return kept, lost
+                recorded, lost = (
+                    recorded + has * len(group.samples),
+                    lost + (not has) * len(group.samples),
+                )
+        return recorded, lost
 
     # ------------------------------------------------------------------ batches
 
     async def batch(self, items: Sequence[Group], policy: Policy, **settings: Any) -> TrainBatch:
-        """Return the batch of a step, whose sequences go from those who have them to the ranks.
+        """Return the batch of a step; the processes that hold its sequences send them to the ranks.
         `settings`: see `packing.lay_out`."""
 
         in_driver = not policy.advantages_read_tokens
@@ -351,7 +359,7 @@ class Collectors:
             if cuts[worker.number]
         )
         if gone := set(self._changed[changed:]).intersection(tickets):
-            raise self._gone(len(gone))
+            raise self._lost_error(len(gone))
         sizes = [
             BYTES_PER_TOKEN * sum([outlines[number].num_tokens for number in numbers.tolist()])
             for numbers in ranks
@@ -370,17 +378,17 @@ class Collectors:
         )
 
     def _require_known(self, items: Sequence[Group], tickets: Sequence[int]) -> None:
-        """Raise WorkerDied where a shaped or sifted copy is of samples that are lost."""
+        """Raise WorkerDied if a group is a shaped or filtered copy of samples that are lost."""
         gone = 0
         for group, ticket in zip(items, tickets, strict=True) if self._changed else ():
-            known = self._workers.of(ticket).asked[ticket].group
+            known = self._workers.of(ticket).requests[ticket].group
             assert known is not None, ticket
             ours, theirs = ([one.trajectories for one in each.samples] for each in (group, known))
             gone += ours != theirs
         if gone:
-            raise self._gone(gone)
+            raise self._lost_error(gone)
 
-    def _gone(self, num_groups: int) -> WorkerDied:
+    def _lost_error(self, num_groups: int) -> WorkerDied:
         return WorkerDied(
             f"the samples of {num_groups} groups were lost while a step learned from them",
             why="their process died, no journal has them, and newer weights sample others",
@@ -390,7 +398,7 @@ class Collectors:
     async def _pieces(self, worker: Worker, cut: Cut) -> list[Any]:
         """Return [dp] references to the pieces."""
         tickets = {ticket for ticket, *_ in cut.groups}
-        _, pieces = await self._when_made(
+        _, pieces = await self._call_when_complete(
             worker,
             tickets,
             lambda handle: handle.run_in_parts(
@@ -399,9 +407,9 @@ class Collectors:
         )
         return pieces
 
-    async def _when_made(self, worker: Worker, tickets: set[int], call: Any) -> Any:
-        """Call what needs these groups; where the process dies meanwhile, once more when its
-        successor has made them again."""
+    async def _call_when_complete(self, worker: Worker, tickets: set[int], call: Any) -> Any:
+        """Call the process once it has these groups. If it dies meanwhile, repeat the call when its
+        replacement has sampled them again."""
         while True:
             await worker.ready.wait()
             if self._failure is not None:
@@ -410,7 +418,7 @@ class Collectors:
             try:
                 assert handle is not None, worker
                 await handle.run("made", sorted(tickets), timeout_s=self._timeout_s)
-                while worker.again & tickets and worker.handle is handle and not self._failure:
+                while worker.unreported & tickets and worker.handle is handle and not self._failure:
                     await asyncio.sleep(NOTICE_S)  # else the driver may know other numbers
                 return await call(handle)
             except WorkerDied:
@@ -418,11 +426,11 @@ class Collectors:
                     await asyncio.sleep(NOTICE_S)
 
     async def whole(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups with their tokens, and what the driver decided of them."""
+        """Return the groups with their tokens and with the driver's decisions about them."""
         whole = list[Group]()
         for ticket, group in ((self._ticket(group), group) for group in groups):
-            ask = partial(_whole_from, decided={ticket: group}, timeout_s=self._timeout_s)
-            made = await self._when_made(self._workers.of(ticket), {ticket}, ask)
+            fetch = partial(_fetch_whole, decided={ticket: group}, timeout_s=self._timeout_s)
+            made = await self._call_when_complete(self._workers.of(ticket), {ticket}, fetch)
             whole.append(replace(made[ticket], prompt=group.prompt))
         return whole
 
@@ -433,20 +441,20 @@ class Collectors:
         async def tell() -> None:
             await self._workers.call_all("checkpoint", await in_thread(journal.oldest_kept))
 
-        self._workers.later(tell())
+        self._workers.start_background(tell())
 
 
-async def _whole_from(
+async def _fetch_whole(
     handle: ActorHandle, *, decided: dict[int, Group], timeout_s: float
 ) -> dict[int, Group]:
     return await handle.run("whole", decided, timeout_s=timeout_s)
 
 
-SLOW = 4.0
-"""A busy process may take this many times `machine.silence_s` for a report."""
+MAX_REPORT_SLOWDOWN = 4.0
+"""Multiple of `machine.silence_s` that a busy process may take for a report."""
 CLOSE_TIMEOUT_S = 60.0
 """Time for a process to write its queued journal records, and to end what it has started: packages
 may have containers to clean up."""
 NOTICE_S = 0.05
 NO_PROMPT = Prompt(index=-1, token_ids=[], text="")
-"""Of groups that nobody waits for any more."""
+"""Stands in for the prompt of a group for which nobody waits any more."""

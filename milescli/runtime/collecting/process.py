@@ -1,7 +1,7 @@
-"""A process that collects: it plays the episodes of its share of prompts, scores them, writes them
-to its part of the journal, and keeps their tokens until a step is trained on them. The driver
-(`collectors`) decides everything else from numbers. An actor hosts it, on whose event loop its
-methods run."""
+"""Collects the groups of its share of prompts, in a process of its own: plays episodes, scores
+them, writes them to its part of the journal, and keeps their tokens until a step is trained on
+them. The driver (`collectors`) makes all other decisions from numbers. An actor hosts it; its
+methods run on the actor's event loop."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource, RolloutEngine
 from milescli.rollout.collect.collector import Collector, Progress
-from milescli.rollout.collect.elsewhere import GroupNumbers, with_decisions
 from milescli.rollout.collect.group_record import GroupHead
+from milescli.rollout.collect.remote_groups import GroupNumbers, with_decisions
 from milescli.rollout.episode.episode import training_episodes
-from milescli.runtime.collecting.following import FollowedScorer
+from milescli.runtime.collecting.followers import FollowedScorer
 from milescli.runtime.collecting.share import Share, shared_recipe
+from milescli.runtime.inputs.auxiliary_models import policies_by_role, served_teachers
 from milescli.runtime.inputs.environment_nodes import SpreadEnvironments, spread_environments
-from milescli.runtime.inputs.episode_parts import FirstFew, chat_form_of, scorer_of
-from milescli.runtime.inputs.given_models import by_role, served_teachers
-from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
+from milescli.runtime.inputs.episode_parts import FirstWarnings, chat_form_of, scorer_of
+from milescli.runtime.recording.sample_journal import Identity, OldestCheckpoint, SampleJournal
 from milescli.runtime.recovery.engines import ScoreClient
 from milescli.train.advantages import Advantage
 from milescli.train.base import ShardPiece, TrainSequence
@@ -148,9 +148,9 @@ class CollectorProcess:
         with_greedy: bool,
         journal: JournalPart | None,
     ) -> None:
-        """`name`: of this process; `share`: its part of the run's resources. `fleet`: arguments of
-        SglangFleet; `policies`: those of each policy that plays a role; `version`: of the engines'
-        weights. `is_paused`: weights are being sent to the engines."""
+        """Set up the process. `name`: of this process; `share`: its part of the run's resources.
+        `fleet`: arguments of SglangFleet; `policies`: those of each policy that plays a role;
+        `version`: of the engines' weights. `is_paused`: True if a weight update is in progress."""
         origin.adopt()
         self._name, self._share, self._cluster = name, share, cluster
         self._recipe = recipe = shared_recipe(recipe, share)
@@ -171,7 +171,7 @@ class CollectorProcess:
                 oldest_kept=lambda: self._oldest,
                 warn=self._warnings.append,
             )
-        self._oldest: Kept | None = None
+        self._oldest: OldestCheckpoint | None = None
         episodes = training_episodes(
             recipe,
             engine=self.engine,
@@ -180,8 +180,8 @@ class CollectorProcess:
             vocab_size=vocab_size,
             chat_form=chat_form_of(recipe, tokenizer),
             teachers=served_teachers(recipe, tokenizer),
-            policies=by_role(recipe, self._policies),
-            tell=FirstFew(self._warnings.append),
+            policies=policies_by_role(recipe, self._policies),
+            tell=FirstWarnings(self._warnings.append),
         )
         self._collector = Collector(
             cast("PromptSource", None),  # the driver draws
@@ -294,7 +294,8 @@ class CollectorProcess:
             await self._made.wait()
 
     async def cut(self, cut: Cut) -> tuple[Any, ...]:
-        """Return (None, [dp] what each rank gets of the groups that this process has)."""
+        """Return (None, [dp] the pieces that each rank gets of the groups that this process
+        has)."""
         return None, *(await in_thread(lambda: self._pieces(cut)))
 
     def _pieces(self, cut: Cut) -> list[ShardPiece]:
@@ -373,7 +374,7 @@ class CollectorProcess:
         if self._journal is not None:
             self._journal.distrust()
 
-    async def checkpoint(self, oldest: Kept | None) -> None:
+    async def checkpoint(self, oldest: OldestCheckpoint | None) -> None:
         """Begin the next file of the journal; `oldest`: from which a run may be resumed."""
         self._oldest = oldest
         if self._journal is not None:

@@ -1,5 +1,5 @@
 """Divides a run's resources among collecting processes: concurrent requests, environment processes,
-and nodes for these. Called by `build` and by the processes."""
+and the nodes that host these. Called by `build` and by the processes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BOUNDS = ("concurrency", "num_at_once")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The share of one process."""
+    """Describes the share of one process."""
 
     count: int
     """Number of processes that collect by the same recipe."""
     on_node: int
-    """Number of them on its node."""
+    """Number of these processes on its node."""
     other_nodes: Sequence[int]
     """Nodes without such a process, which host environments of this one."""
 
@@ -43,7 +43,7 @@ def share_of(
 
 
 def collector_name(number: int, adapter: str | None) -> str:
-    """Name a process as people read it."""
+    """Return the name of a process for messages."""
     return f"collector {number}" + (f" of {adapter}" if adapter is not None else "")
 
 
@@ -53,8 +53,8 @@ def part_of(number: int) -> str:
 
 
 def shared_recipe(recipe: Recipe, share: Share) -> Recipe:
-    """Return the recipe for one process: together they ask endpoints as much at once as the recipe
-    says, and have as many environments on a node as one driver would."""
+    """Return the recipe for one process: together the processes send as many requests to endpoints
+    at once as the recipe allows, and have as many environments on a node as one driver would."""
     shared = _divided(recipe, share.count)
     if share.on_node == 1:
         return shared

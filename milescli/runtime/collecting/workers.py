@@ -1,5 +1,5 @@
-"""The processes that collect, as the driver calls them: each by itself, or all that live. Owned by
-`collectors`; `following` uses them too."""
+"""Calls the processes that collect: each by itself, or all that live. Owned by `collectors`;
+`followers` uses them too."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from milescli.core.types import Group, Prompt
 
 
 @dataclass(slots=True)
-class Asked:
-    """A group that a process makes, or has made and holds."""
+class GroupRequest:
+    """Holds the request for a group that a process samples, or has sampled and holds."""
 
     position: int
     epoch: int
@@ -26,7 +26,7 @@ class Asked:
 
     @property
     def group(self) -> Group | None:
-        """Return the group where it is made."""
+        """Return the group if it is complete, else None."""
         future = self.future
         is_made = future.done() and not future.cancelled() and future.exception() is None
         return future.result() if is_made else None
@@ -34,37 +34,37 @@ class Asked:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One process."""
+    """Holds the driver's state of one process."""
 
     number: int
     handle: ActorHandle | None = None
     """None while a replacement starts."""
-    asked: dict[int, Asked] = field(default_factory=dict)
+    requests: dict[int, GroupRequest] = field(default_factory=dict)
     """Ticket -> group, until it is released."""
     orders: list[int] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
-    """Tickets that are released, until the process is told."""
-    again: set[int] = field(default_factory=set)
-    """Tickets of its predecessor that it has not reported yet."""
+    """Tickets that are released and not yet reported to the process."""
+    unreported: set[int] = field(default_factory=set)
+    """Tickets of its predecessor whose groups it has not reported yet."""
     engines: dict[str, tuple[int, float]] = field(default_factory=dict)
     """URL -> (number of open requests, time.monotonic of the last reply)."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set if there is a process that has got all orders of the one before."""
+    """Set if a process runs that has received all orders of its predecessor."""
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call the process. Raises WorkerDied where there is none, and as `ActorHandle.run`."""
+        """Call the process. Raises WorkerDied if there is none, and as `ActorHandle.run`."""
         if self.handle is None:
             raise WorkerDied(f"collector {self.number} has ended", why="it is replaced", fix=[])
         return await self.handle.run(method, *args, timeout_s=timeout_s)
 
 
 class Workers:
-    """All collecting processes. Belongs to one event loop."""
+    """Holds all collecting processes. Belongs to one event loop."""
 
     def __init__(self, count: int, *, timeout_s: float) -> None:
-        """`timeout_s` bounds each call."""
+        """Create `count` workers without processes. `timeout_s` bounds each call."""
         self._all = [Worker(number) for number in range(count)]
         self.timeout_s = timeout_s
         self._later = set[asyncio.Task[Any]]()
@@ -76,7 +76,7 @@ class Workers:
         return len(self._all)
 
     def of(self, ticket: int) -> Worker:
-        """Return who makes the group of this ticket."""
+        """Return the worker that samples the group of this ticket."""
         return self._all[ticket % len(self._all)]
 
     async def call(self, worker: Worker, method: str, *args: Any) -> Any:
@@ -84,7 +84,8 @@ class Workers:
         return await worker.call(method, *args, timeout_s=self.timeout_s)
 
     async def call_all(self, method: str, *args: Any) -> list[Any]:
-        """Return the results of those that live: one that is started anew knows."""
+        """Call all processes that live, and return their results. One that starts later begins with
+        the current state."""
         living = [worker for worker in self if worker.handle is not None]
         results = await asyncio.gather(
             *(self.call(worker, method, *args) for worker in living), return_exceptions=True
@@ -94,24 +95,24 @@ class Workers:
                 raise result
         return [result for result in results if not isinstance(result, BaseException)]
 
-    def tell(self, worker: Worker, method: str, *args: Any) -> None:
-        """Call one process, and do not wait for it: its successor begins with what there is
-        then."""
+    def send(self, worker: Worker, method: str, *args: Any) -> None:
+        """Call one process without waiting for it. If it dies, its replacement begins with the
+        state of that time."""
 
         async def call() -> None:
             with suppress(WorkerDied):
                 await self.call(worker, method, *args)
 
-        self.later(call())
+        self.start_background(call())
 
-    def later(self, call: Awaitable[Any]) -> None:
-        """Begin what nobody waits for."""
+    def start_background(self, call: Awaitable[Any]) -> None:
+        """Start a call whose result nobody waits for."""
         task = asyncio.ensure_future(call)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
 
-    async def forget(self) -> None:
-        """Give up what was begun so."""
+    async def cancel_background(self) -> None:
+        """Cancel the calls that `start_background` started."""
         for task in (later := list(self._later)):
             task.cancel()
         await asyncio.gather(*later, return_exceptions=True)

@@ -1,5 +1,5 @@
-"""A conversation with a model that engines are started for: an agent whose user is a person. Called
-by `miles chat`. Nothing is measured, kept or learned."""
+"""Holds a conversation between a person and a model that engines are started for: the agent's user
+is the person. Called by `miles chat`. Nothing is measured, stored or learned."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from milescli.core.errors import ContextFull
 from milescli.core.files import parse_json
 from milescli.core.types import Prompt
 from milescli.rollout.base import Outcome, Reply, Session
-from milescli.runtime.evaluation.evaluate import episodes_of, parsing
+from milescli.runtime.evaluation.evaluate import episodes_of, parser_started
 
 if TYPE_CHECKING:
-    from milescli.rollout.episode.pieces import OnPiece
+    from milescli.rollout.episode.text_pieces import OnPiece
     from milescli.runtime.evaluation.results import SetResult
     from milescli.runtime.evaluation.sets import LoadedSet
     from milescli.runtime.recovery.engines import Engines
     from milescli.runtime.spec import RunSpec
 
 NEW, SYSTEM = "/new", "/system"
-"""Begin a new conversation; do so with a system message, which follows."""
+"""Commands of the person: begin a new conversation; begin one with a system message, which
+follows."""
 PLACEHOLDER = "hello"
 """The agent `chat` of a recipe needs a user; the person takes its place."""
 SETTINGS = {
@@ -41,17 +42,17 @@ SETTINGS = {
     "eval.samples_per_prompt": "1",
 }
 """Changes to a run's recipe, so that its model chats and nothing else is started."""
-Said = Callable[[Reply, Sequence[tuple[str, float]]], None]
-"""Shows a reply: [tokens] (text, log-prob) stand beside it."""
+ShowReply = Callable[[Reply, Sequence[tuple[str, float]]], None]
+"""Shows a reply, given with [tokens] (text, log-prob)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Chat:
-    """The agent, and an `Ask` of the engines."""
+    """Plays the agent whose user is a person; `use_engines` is an `EngineUse`."""
 
     read: Callable[[], str | None]
     """Returns the person's next text; None at the end. May block."""
-    said: Said
+    show_reply: ShowReply
     note: Callable[[str], None]
     """Reports that a new conversation begins."""
     piece: Callable[[str], None] | None = None
@@ -65,7 +66,7 @@ class Chat:
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Forget what was said."""
+        """Clear the messages of the conversation."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
@@ -76,7 +77,7 @@ class Chat:
         while text is not None:
             self.messages.append({"role": "user", "content": text})
             try:
-                reply = await next_reply(session, self.messages, **self._looked_on())
+                reply = await next_reply(session, self.messages, **self._piece_options())
             except ContextFull:
                 reply = None
             if reply is None:
@@ -85,17 +86,17 @@ class Chat:
             self.messages.append(dict(reply.message))
             turn = reply.turn
             tokens = zip(self.pieces(turn.response_ids), turn.logprobs, strict=False)
-            self.said(reply, list(tokens))
+            self.show_reply(reply, list(tokens))
             text = await in_thread(self._next)
         return Outcome(text="", reward=0.0)
 
-    def _looked_on(self) -> dict[str, OnPiece]:
+    def _piece_options(self) -> dict[str, OnPiece]:
         if (piece := self.piece) is None:
             return {}
         return {"on_piece": lambda part, text: piece(text) if part == "content" else None}
 
     def _next(self) -> str | None:
-        """Return what the person says next in this conversation; None at its end. Blocks."""
+        """Return the person's next message in this conversation; None at its end. Blocks."""
         while (text := self.read()) is not None:
             word, _, rest = text.strip().partition(" ")
             if word in (NEW, SYSTEM):
@@ -106,18 +107,18 @@ class Chat:
         self.has_ended = True
         return None
 
-    async def ask(
+    async def use_engines(
         self,
         spec: RunSpec,
-        asked: Sequence[LoadedSet],
+        loaded_sets: Sequence[LoadedSet],
         engines: Engines,
         *,
         name: str,
         step: int,
         output: Output,
     ) -> list[SetResult]:
-        """Hold conversations until the person ends the last one (an `Ask`)."""
-        recipe = asked[0].set.recipe
+        """Hold conversations until the person ends the last one (an `EngineUse`)."""
+        recipe = loaded_sets[0].set.recipe
         self.pieces = spec.inputs.tokenizer.pieces
         self.system = self.system or recipe.data.system_prompt or ""
         episodes = episodes_of(spec, recipe, engines, output=output)
@@ -130,15 +131,15 @@ class Chat:
 
         async def play(number: int) -> object:
             seed = recipe.run.seed + number
-            return await episodes.play(asked[0].prompts[0], sample_index=number, seed=seed)
+            return await episodes.play(loaded_sets[0].prompts[0], sample_index=number, seed=seed)
 
-        async with parsing(episodes):
+        async with parser_started(episodes):
             await self.hold(play)
         return []
 
     async def hold(self, play: Callable[[int], Awaitable[object]]) -> None:
         """Hold conversations until the person ends the last one. `play` holds one, by its number;
-        one in which nothing is said is not held."""
+        it is not called for a conversation without a message."""
         number = 0
         while not self.has_ended:
             if (first := await in_thread(self._next)) is not None:

@@ -1,5 +1,5 @@
-"""`miles eval URL`: a model behind an OpenAI-compatible endpoint, measured from here: no device is
-taken, and nothing is started."""
+"""Implements `miles eval URL`: evaluates a model behind an OpenAI-compatible endpoint. No device is
+used, and no process is started."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from milescli.rollout.endpoint import base_url
 from milescli.rollout.evaluation.endpoint_episodes import (
     SECTION,
     EndpointEpisodes,
-    KeptReplies,
+    ReplyCache,
     endpoint_of,
     extra_fields,
     served_model,
 )
 from milescli.runtime.evaluation.evaluator import measure_set
 from milescli.runtime.evaluation.results import SetResult, folder_of_endpoint
-from milescli.runtime.evaluation.sets import EvalWish, LoadedSet, load_set, sets_of_model
+from milescli.runtime.evaluation.sets import EvalOptions, LoadedSet, load_set, sets_of_model
 from milescli.runtime.inputs.episode_parts import scorer_of
 
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Says how prompts of an endpoint are read: without a tokenizer, and without rows that were
+    """Provides the inputs for reading an endpoint's prompts: no tokenizer, and no rows that were
     trained on."""
 
     tokenizer: NoTokens
@@ -45,22 +45,20 @@ def evaluate_endpoint(
     *,
     folder: Path | None,
     runs: Path,
-    wish: EvalWish,
+    eval_options: EvalOptions,
     environ: Mapping[str, str],
     output: Output,
 ) -> tuple[Path, list[SetResult]]:
-    """Put each set to the model at `url`, an endpoint up to its version: http://HOST:PORT/v1. The
-    folder that `eval/` is in, and one result for each set.
-
-    `folder`: None: one for the model, below that of the endpoint in `runs`. Replies are kept as
-    they come: who is stopped goes on where they end. Raises MilesError.
-    """
+    """Evaluate each set with the model at `url`, an endpoint up to its version:
+    http://HOST:PORT/v1. Return the folder that `eval/` is in, and one result for each set.
+    `folder`: None: one for the model, below that of the endpoint in `runs`. Replies are written to
+    disk as they arrive, so that a repeated call requests only the others. Raises MilesError."""
     from milescli.checkpoint.run_lock import lock
 
     url = checked_url(url)
-    loaded, sets = sets_of_model(url, wish, environ=environ)
+    loaded, sets = sets_of_model(url, eval_options, environ=environ)
     for one in sets:
-        _require_askable(one.recipe)
+        _require_text_only(one.recipe)
     settings = loaded.recipe.eval.endpoint
     if doubt := open_key(url, SECTION, settings):
         output.warn(doubt)
@@ -69,13 +67,13 @@ def evaluate_endpoint(
     folder.mkdir(parents=True, exist_ok=True)
     run = RunDir(folder.absolute())
     with lock(run):
-        asked = [load_set(one, run, _Inputs(NoTokens()), output=output) for one in sets]
-        _require_messages(asked)
-        return folder, _evaluate(url, model, asked, run, output=output)
+        loaded_sets = [load_set(one, run, _Inputs(NoTokens()), output=output) for one in sets]
+        _require_text_prompts(loaded_sets)
+        return folder, _evaluate(url, model, loaded_sets, run, output=output)
 
 
 def checked_url(url: str) -> str:
-    """Return the address without what the program adds itself. Raises RecipeError for an address
+    """Return the URL without the path that the program appends itself. Raises RecipeError for a URL
     that cannot receive requests, and for a key in it, which would be written to disk."""
     parts = urlsplit(url)
     if not parts.hostname or parts.username or parts.password or parts.query or parts.fragment:
@@ -89,8 +87,8 @@ def checked_url(url: str) -> str:
     return base_url(url)
 
 
-def _require_askable(recipe: Recipe) -> None:
-    """Raises RecipeError for a recipe that needs the tokens that are sampled, or an engine."""
+def _require_text_only(recipe: Recipe) -> None:
+    """Raise RecipeError if the recipe needs sampled tokens, or an engine."""
     rollout, plain = recipe.rollout, Rollout()
     extra_fields(recipe.eval.endpoint)
     needs = [
@@ -111,9 +109,9 @@ def _require_askable(recipe: Recipe) -> None:
         )
 
 
-def _require_messages(asked: Sequence[LoadedSet]) -> None:
-    """Raises DataError for a prompt that is given as tokens."""
-    for one in asked:
+def _require_text_prompts(loaded_sets: Sequence[LoadedSet]) -> None:
+    """Raise DataError if a prompt is given as tokens."""
+    for one in loaded_sets:
         if as_tokens := next((prompt for prompt in one.prompts if prompt.token_ids), None):
             raise DataError(
                 f"row {as_tokens.index + 1} of `{one.set.name}` contains tokens",
@@ -123,23 +121,23 @@ def _require_messages(asked: Sequence[LoadedSet]) -> None:
 
 
 def _evaluate(
-    url: str, model: str, asked: Sequence[LoadedSet], run: RunDir, *, output: Output
+    url: str, model: str, loaded_sets: Sequence[LoadedSet], run: RunDir, *, output: Output
 ) -> list[SetResult]:
     from milescli.runtime.recovery.supervise import StopSignals, run_watched
 
     results = list[SetResult]()
 
     async def work() -> None:
-        for one in asked:
-            kept = KeptReplies(run.eval_dir / one.set.folder / "replies.jsonl")
-            told = f"; {len(kept)} replies are already stored" if len(kept) else ""
-            output.note(f"{model}: {one.set.name}, {len(one.prompts)} prompts{told}")
+        for one in loaded_sets:
+            cache = ReplyCache(run.eval_dir / one.set.folder / "replies.jsonl")
+            note = f"; {len(cache)} replies are already stored" if len(cache) else ""
+            output.note(f"{model}: {one.set.name}, {len(one.prompts)} prompts{note}")
             episodes = EndpointEpisodes(
                 one.set.recipe,
                 endpoint=endpoint_of(url, one.set.recipe.eval.endpoint),
                 model=model,
                 scorer=scorer_of(one.set.recipe, None),
-                kept=kept,
+                kept=cache,
             )
             try:
                 named = f"{model} at {url}"
@@ -148,15 +146,16 @@ def _evaluate(
                 )
             except BaseException:
                 output.note(
-                    f"{len(kept)} replies are stored: repeat the command to request only the others"
+                    f"{len(cache)} replies are stored: repeat the command to request only the "
+                    "others"
                 )
                 raise
-            if doubt := episodes.doubt():
+            if doubt := episodes.score_warning():
                 output.warn(doubt)
-            kept.remove()
+            cache.remove()
 
     async def main() -> None:
-        signals = StopSignals(on_stop=lambda: False, again=lambda: f"miles eval {url}")
+        signals = StopSignals(on_stop=lambda: False, resume_command=lambda: f"miles eval {url}")
         await run_watched(work(), [], signals, cause_grace_s=0.0)
 
     asyncio.run(main())

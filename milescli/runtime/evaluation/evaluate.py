@@ -1,6 +1,6 @@
-"""`miles eval` with engines alone: evaluates checkpoints of a run that is not running, a model that
-no run made, or a converted checkpoint. `miles env play --model` starts engines in the same way to
-watch one episode."""
+"""Implements `miles eval` with engines alone: evaluates checkpoints of a run that is not running, a
+model that no run made, or a converted checkpoint. `miles env play --model` starts engines in the
+same way to watch one episode."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ from milescli.rollout.episode.episode import Episodes, evaluation_episodes
 from milescli.runtime.evaluation.evaluator import measure_set
 from milescli.runtime.evaluation.results import SetResult
 from milescli.runtime.evaluation.sets import (
+    EvalOptions,
     EvalSet,
-    EvalWish,
     LoadedSet,
-    asking_reward_model,
     load_set,
+    reward_model_recipe,
     sets_of,
     sets_of_model,
 )
-from milescli.runtime.inputs.episode_parts import episode_parts
-from milescli.runtime.inputs.given_models import (
+from milescli.runtime.inputs.auxiliary_models import (
     reward_facts,
     without_policies,
     without_speculation,
 )
+from milescli.runtime.inputs.episode_parts import episode_parts
 from milescli.runtime.inputs.model_facts import facts_of_recipe, planned_facts, require_positions
 from milescli.runtime.inputs.run_inputs import (
     inputs_of_model,
-    prepare,
+    prepare_inputs,
     with_policies,
     with_reward_model,
 )
@@ -75,13 +75,13 @@ CHANGEABLE = ("machine", "eval", "data", "rollout", "run.seed")
 """Parts of a run's recipe that --set may change."""
 Models = Iterator[tuple[int, Path]]
 """(step, Hugging Face folder) of each model of one shape; the folder is written on demand."""
-Ask = Callable[..., Awaitable[Sequence[SetResult]]]
-"""What to do with engines that are ready; called like `_all_sets`."""
+EngineUse = Callable[..., Awaitable[Sequence[SetResult]]]
+"""Uses engines that are ready; called like `_all_sets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """The weights that are evaluated with one start of the engines."""
+class EvaluatedModels:
+    """Holds the weights that are evaluated with one start of the engines."""
 
     name: str
     """Name as the user would type it."""
@@ -95,69 +95,70 @@ def evaluate_run(
     path: Path,
     *,
     steps: str | None,
-    wish: EvalWish,
+    eval_options: EvalOptions,
     environ: Mapping[str, str],
     output: Output,
-    ask: Ask | None = None,
+    use_engines: EngineUse | None = None,
 ) -> list[SetResult]:
-    """Evaluate checkpoints of a run that is not running: with engines alone, without a trainer.
-    Samples and results go to `eval/` of the run.
-
-    `steps`: 20, or 0,20,40, or all; None: the newest. `ask` replaces the measuring: then the run
-    may be running, and nothing stays in its folder. Returns one result for each step and set, in
-    this order. Raises MilesError.
-    """
+    """Evaluate checkpoints of a run that is not running, with engines and without a trainer; write
+    samples and results to `eval/` of the run. Return one result for each step and set. `steps`: 20,
+    or 0,20,40, or all; None: the newest. `use_engines` replaces the evaluation: then the run may be
+    running, and nothing stays in its folder. Raises MilesError."""
     from milescli.conversion.base import store_of
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.planning import memory_named, require_served_by
+    from milescli.runtime.planning import naming_memory_users, require_served_by
     from milescli.runtime.prestart import prestart_engines, prestart_ray
-    from milescli.runtime.recovery.orphans import taken_over
+    from milescli.runtime.recovery.orphans import locked_without_orphans
 
     run = open_run(path)
     kept = load_resolved(run.recipe_file)
-    loaded = override(kept, sets=wish.sets, flags=wish.flags, only=CHANGEABLE, environ=environ)
-    sets = sets_of(untaught(loaded.recipe), wish)
-    recipe = without_speculation(asking_reward_model(sets))
+    loaded = override(
+        kept, sets=eval_options.sets, flags=eval_options.flags, only=CHANGEABLE, environ=environ
+    )
+    sets = sets_of(untaught(loaded.recipe), eval_options)
+    recipe = without_speculation(reward_model_recipe(sets))
     reward_facts(recipe)
     store = store_of(run.checkpoints, output=output)
-    checkpoints = chosen_checkpoints(store, steps)
+    checkpoints = select_checkpoints(store, steps)
     facts = planned_facts(recipe)
     nodes = find_nodes(loaded, output=output)
     plan = Plan.read(run.plan_file)
     if not plan.engines.num:  # nothing was sampled in the run
         refuse(row_rules(recipe))
         try:
-            with memory_named(recipe, nodes.machine):
+            with naming_memory_users(recipe, nodes.machine):
                 plan = plan_engines(recipe, nodes.machine, facts, reward=reward_facts(recipe))
         except FitError as error:
-            fixes = [_of_run(fix, run.shown) for fix in error.fixes]
+            fixes = [_fix_for_run(fix, run.shown) for fix in error.fixes]
             raise type(error)(error.what, why=error.why, fix=fixes) from None
         require_served_by(plan, recipe, facts, has_adapter=False)
-    plan = with_room(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)
+    plan = sized_for(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)
     require_wheel(plan.device_kind)
-    is_apart = ask is not None
+    is_apart = use_engines is not None
     with (
-        nullcontext() if is_apart else taken_over(run, output=output),
+        nullcontext() if is_apart else locked_without_orphans(run, output=output),
         prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,
         prestart_ray(recipe, plan, nodes, engines_begun) as prestarted,
-        _folder_apart(run)
+        _scratch_dir(run)
         if is_apart
         else TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
     ):
         # torch is imported from here on, beside the warm process
         place = RunDir(Path(temporary)) if is_apart else run
         if is_apart:
-            inputs = inputs_of_model(_of_folder(kept.recipe, run.model_dir()), place, output=output)
+            inputs = inputs_of_model(
+                _with_model(kept.recipe, run.model_dir()), place, output=output
+            )
         else:
-            inputs = prepare(_trained_on(kept.recipe), run, output=output)
+            inputs = prepare_inputs(_trained_on(kept.recipe), run, output=output)
         inputs = with_reward_model(inputs, recipe, place, output=output)
         inputs = with_policies(inputs, recipe, place, output=output)
-        asked = [load_set(one, place, inputs, output=output) for one in sets]
+        loaded_sets = [load_set(one, place, inputs, output=output) for one in sets]
         nodes.require_shared(run.path)
-        models = unpacked(checkpoints, Path(temporary), inputs.model_dir, output=output)
+        models = unpack_checkpoints(checkpoints, Path(temporary), inputs.model_dir, output=output)
         if plan.engine_format is not None:
-            models = as_engines_hold(models, plan, kept.recipe)
+            models = in_engine_format(models, plan, kept.recipe)
         step, folder = next(models)
         spec = RunSpec(
             run=place,
@@ -166,12 +167,14 @@ def evaluate_run(
             nodes=nodes,
             inputs=replace(inputs, model_dir=folder),
         )
-        subject = Subject(name=run.shown, first_step=step, others=models)
-        return serve_and_evaluate(spec, asked, subject, prestarted, output=output, ask=ask)
+        subject = EvaluatedModels(name=run.shown, first_step=step, others=models)
+        return serve_and_evaluate(
+            spec, loaded_sets, subject, prestarted, output=output, use_engines=use_engines
+        )
 
 
 @contextmanager
-def _folder_apart(run: RunDir) -> Iterator[str]:
+def _scratch_dir(run: RunDir) -> Iterator[str]:
     """Provide a locked folder within the run, for files that do not belong to it. It is removed at
     the end; after a failure its logs stay until the run is resumed or evaluated."""
     folder = Path(mkdtemp(prefix=".chat-", dir=run.path))
@@ -186,7 +189,7 @@ def _folder_apart(run: RunDir) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _of_folder(recipe: Recipe, folder: Path) -> Recipe:
+def _with_model(recipe: Recipe, folder: Path) -> Recipe:
     """Return the recipe with the model of a Hugging Face folder, however it was made."""
     model = recipe.model.model_copy(update={"path": str(folder), "scratch": None})
     return recipe.model_copy(update={"model": model})
@@ -206,13 +209,13 @@ def _roles_served(plan: Plan, recipe: Recipe) -> int:
 
 
 def _trained_on(recipe: Recipe) -> Recipe:
-    """Return the recipe that reads the run's training data, without teachers and reward model: they
-    take no part here, and those of the run may be gone."""
+    """Return the recipe that reads the run's training data, without teachers and reward model: an
+    evaluation does not use them, and those of the run may no longer exist."""
     recipe = without_speculation(without_policies(unscored(untaught(recipe))))
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": None})})
 
 
-def chosen_checkpoints(store: CheckpointStore, steps: str | None) -> list[StoredCheckpoint]:
+def select_checkpoints(store: CheckpointStore, steps: str | None) -> list[StoredCheckpoint]:
     """Return the checkpoints that `steps` names, by step. Raises CheckpointError if one does not
     exist, or `steps` is not a list of steps."""
     if steps is None or (steps == ALL and not store.steps()):
@@ -229,7 +232,7 @@ def chosen_checkpoints(store: CheckpointStore, steps: str | None) -> list[Stored
         ) from None
 
 
-def unpacked(
+def unpack_checkpoints(
     checkpoints: Sequence[StoredCheckpoint], into: Path, model_dir: Path, *, output: Output
 ) -> Models:
     """Yield each checkpoint as a Hugging Face folder below `into`. The first one stays, because the
@@ -245,34 +248,34 @@ def unpacked(
             shutil.rmtree(folder)
 
 
-def as_engines_hold(models: Models, plan: Plan, recipe: Recipe) -> Models:
+def in_engine_format(models: Models, plan: Plan, recipe: Recipe) -> Models:
     """Yield each model in the number format in which the run's engines hold it."""
-    from milescli.runtime.engine_start import quantise_folder
+    from milescli.runtime.engine_folder import quantise_folder
 
     is_first = True
     for step, folder in models:
-        held = folder.with_name(f"{folder.name}-{plan.engine_format}")
-        quantise_folder(folder, held, plan=plan, recipe=recipe)
-        yield step, held
+        converted = folder.with_name(f"{folder.name}-{plan.engine_format}")
+        quantise_folder(folder, converted, plan=plan, recipe=recipe)
+        yield step, converted
         if not is_first:
-            shutil.rmtree(held)
+            shutil.rmtree(converted)
         is_first = False
 
 
 def serve_and_evaluate(
     spec: RunSpec,
-    asked: Sequence[LoadedSet],
-    subject: Subject,
+    loaded_sets: Sequence[LoadedSet],
+    subject: EvaluatedModels,
     prestarted: Prestarted,
     *,
     output: Output,
-    ask: Ask | None = None,
+    use_engines: EngineUse | None = None,
 ) -> list[SetResult]:
     """Start engines on the spec's model folder, evaluate all sets, repeat that with the weights of
-    each further model, and stop the engines. `ask` replaces the evaluation."""
+    each further model, and stop the engines. `use_engines` replaces the evaluation."""
     from milescli.runtime.recovery.engine_keepers import keep_frozen, keep_scorer, warn_of_losses
     from milescli.runtime.recovery.engines import Engines
-    from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
+    from milescli.runtime.recovery.restarts import Repairs, Restarts, retry_start
     from milescli.runtime.recovery.supervise import StartWatch, StopSignals, run_watched
     from milescli.runtime.session import open_session
 
@@ -286,7 +289,7 @@ def serve_and_evaluate(
             probes.append(session.cluster.check_nodes)
             bus = EventBus([warn_of_losses(output.warn)])
             repairs = Repairs(bus=bus, restarts=Restarts(limits=spec.recipe.fault))
-            again = partial(until_started, repairs=repairs)
+            again = partial(retry_start, repairs=repairs)
             probes.append(
                 StartWatch(
                     session.resources.token,
@@ -295,22 +298,22 @@ def serve_and_evaluate(
                     is_over=lambda: engines.fleet is not None,
                 ).probe
             )
-            fleet = await session.builder.start_engines(engines, until_started=again)
+            fleet = await session.builder.start_engines(engines, retry_start=again)
             for name, served in {ROLLOUT: fleet, **engines.policies}.items():
                 keep_frozen(served, name, engines, session.builder, repairs=repairs)
             keep_scorer(engines, session.builder, repairs=repairs)
             probes.append(engines.probe)
-            asking = partial(ask or _all_sets, spec, asked, engines, name=subject.name)
-            results.extend(await asking(step=subject.first_step, output=output))
+            use = partial(use_engines or _all_sets, spec, loaded_sets, engines, name=subject.name)
+            results.extend(await use(step=subject.first_step, output=output))
             while (model := await in_thread(lambda: next(subject.others, None))) is not None:
                 step, folder = model
                 await fleet.load(folder, WeightVersion(len(results)))
-                results.extend(await asking(step=step, output=output))
+                results.extend(await use(step=step, output=output))
 
         async def main() -> None:
             try:
                 again = f"miles eval {subject.name}"
-                signals = StopSignals(on_stop=lambda: False, again=lambda: again)
+                signals = StopSignals(on_stop=lambda: False, resume_command=lambda: again)
                 await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
             finally:
                 await engines.stop()
@@ -325,19 +328,19 @@ def serve_and_evaluate(
 
 
 def smaller_engines(spec: RunSpec, name: str) -> list[str]:
-    """Return fixes that need less memory than the engines of an evaluation did. `name`: what is
+    """Return fixes that need less memory than the engines of an evaluation needed. `name`: what is
     evaluated, as the user would type it."""
     number = max(1, spec.plan.engines.max_running_requests // 4)
     fewer = f"--set engines.max_running_requests={number}   # fewer at once, slower"
     shown = "nvidia-smi" if spec.plan.device_kind == "cuda" else "ps aux --sort=-rss | head"
     return [
-        _of_run(fewer, name) if spec.run.plan_file.is_file() else fewer,
+        _fix_for_run(fewer, name) if spec.run.plan_file.is_file() else fewer,
         f"{shown}   # what else holds memory there",
         ELSEWHERE,
     ]
 
 
-def _of_run(fix: str, name: str) -> str:
+def _fix_for_run(fix: str, name: str) -> str:
     """Return the fix in a form that works for a run: a run's engines are those of its plan, unless
     it is exported first."""
     key = fix.removeprefix("--set ").partition("=")[0]
@@ -349,7 +352,7 @@ def _of_run(fix: str, name: str) -> str:
 
 async def _all_sets(
     spec: RunSpec,
-    asked: Sequence[LoadedSet],
+    loaded_sets: Sequence[LoadedSet],
     engines: Engines,
     *,
     name: str,
@@ -358,7 +361,7 @@ async def _all_sets(
 ) -> list[SetResult]:
     """Evaluate the sets one after the other, with the engines' current weights."""
     results = []
-    for one in asked:
+    for one in loaded_sets:
         recipe = one.set.recipe
         output.note(f"step {step}: {one.set.name}, {len(one.prompts)} prompts")
         episodes = episodes_of(spec, recipe, engines, output=output)
@@ -376,7 +379,7 @@ def episodes_of(spec: RunSpec, recipe: Recipe, engines: Engines, *, output: Outp
 
 
 @asynccontextmanager
-async def parsing(episodes: Episodes) -> AsyncIterator[None]:
+async def parser_started(episodes: Episodes) -> AsyncIterator[None]:
     """Start the process that parses replies before the first reply, which would wait for its
     imports. Does not wait for it."""
     form = episodes.chat_form
@@ -405,7 +408,7 @@ def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
     return replace(plan, slots=slots, engines_apart=num_policies)
 
 
-def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
+def sized_for(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
     """Return the plan with engines for the longest prompt and response of any set. Raises FitError
     if the model has too few positions for them."""
     largest = max((as_asked(one.recipe) for one in sets), key=longest_tokens)
@@ -437,17 +440,17 @@ def within_positions(one: EvalSet, loaded: LoadedRecipe, facts: ModelFacts) -> E
     return replace(one, recipe=recipe)
 
 
-def _num_answers(asked: LoadedSet) -> int:
-    return len(asked.prompts) * asked.set.recipe.eval.samples_per_prompt
+def _num_answers(loaded: LoadedSet) -> int:
+    return len(loaded.prompts) * loaded.set.recipe.eval.samples_per_prompt
 
 
-def _longest(asked: LoadedSet) -> int:
+def _longest(loaded: LoadedSet) -> int:
     """Return the number of tokens of the longest prompt and answer, if the agent does not change
     prompts; otherwise the recipe's limit."""
-    recipe = as_asked(asked.set.recipe)
+    recipe = as_asked(loaded.set.recipe)
     if recipe.rollout.agent != "single_turn":
         return longest_tokens(recipe)
-    prompt = max((len(prompt.token_ids) for prompt in asked.prompts), default=1)
+    prompt = max((len(prompt.token_ids) for prompt in loaded.prompts), default=1)
     return prompt + recipe.rollout.max_response_tokens
 
 
@@ -455,29 +458,29 @@ def evaluate_model(
     model: str,
     *,
     folder: Path,
-    wish: EvalWish,
+    eval_options: EvalOptions,
     environ: Mapping[str, str],
     output: Output,
-    ask: Ask | None = None,
+    use_engines: EngineUse | None = None,
 ) -> list[SetResult]:
     """Evaluate a Hugging Face folder, a converted checkpoint or a name on the hub. `folder`: where
-    `eval/`, logs and downloaded data go; `ask` replaces the evaluation.
+    `eval/`, logs and downloaded data go; `use_engines` replaces the evaluation.
 
     Returns one result for each set. Raises MilesError."""
     from milescli.platform.torch_wheel import require_wheel
-    from milescli.runtime.planning import memory_named, require_served_by
+    from milescli.runtime.planning import naming_memory_users, require_served_by
     from milescli.runtime.prestart import prestart_engines, prestart_ray
 
-    loaded, sets = sets_of_model(model, wish, environ=environ)
+    loaded, sets = sets_of_model(model, eval_options, environ=environ)
     facts = facts_of_recipe(loaded.recipe.model)
     sets = [within_positions(one, loaded, facts) for one in sets]
     recipe = max((one.recipe for one in sets), key=lambda one: longest_tokens(as_asked(one)))
     recipe = without_speculation(recipe)
     nodes = find_nodes(loaded, output=output)
-    reward = reward_facts(asking_reward_model(sets))
-    with memory_named(recipe, nodes.machine):
+    reward = reward_facts(reward_model_recipe(sets))
+    with naming_memory_users(recipe, nodes.machine):
         plan = plan_engines(recipe, nodes.machine, facts, reward=reward)
-    plan = with_room(plan, sets, facts)
+    plan = sized_for(plan, sets, facts)
     require_served_by(plan, recipe, facts, has_adapter=False)
     require_wheel(plan.device_kind)
     folder.mkdir(parents=True, exist_ok=True)
@@ -489,64 +492,69 @@ def evaluate_model(
     ):
         # torch is imported from here on, beside the warm process
         inputs = inputs_of_model(recipe, run, output=output)
-        inputs = with_reward_model(inputs, asking_reward_model(sets), run, output=output)
+        inputs = with_reward_model(inputs, reward_model_recipe(sets), run, output=output)
         inputs = with_policies(inputs, recipe, run, output=output)
-        asked = [load_set(one, run, inputs, output=output) for one in sets]
+        loaded_sets = [load_set(one, run, inputs, output=output) for one in sets]
         nodes.require_shared(run.path, inputs.model_dir)
         if recipe.engines.max_total_tokens is None:
-            answers, longest = max(map(_num_answers, asked)), max(map(_longest, asked))
+            answers, longest = max(map(_num_answers, loaded_sets)), max(map(_longest, loaded_sets))
             plan = no_larger_than(plan, answers=answers, longest=longest)
         spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
         return serve_and_evaluate(
-            spec, asked, Subject(name=model), prestarted, output=output, ask=ask
+            spec,
+            loaded_sets,
+            EvaluatedModels(name=model),
+            prestarted,
+            output=output,
+            use_engines=use_engines,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedEpisode:
     """Plays one episode of an environment with a model that engines serve (`miles env play --model
-    RUN`): it is both the agent of the episode and an `Ask`. Nothing is measured, stored or
+    RUN`): it is both the agent of the episode and an `EngineUse`. Nothing is measured, stored or
     learned."""
 
     settings: EnvironmentSettings
     prompt: Prompt
     """Prompt of the episode."""
     max_turns: int
-    begun: Callable[[str], None]
+    on_start: Callable[[str], None]
     """Called with what the model is shown first."""
-    acted: Callable[[str, Step], None]
+    on_turn: Callable[[str, Step], None]
     """Called for each turn with the model's text and the environment's step."""
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
         """Play as an Agent does. Raises AgentError if the environment fails."""
         game, step = Game(self.settings, prompt), Step()
-        said, total = list[str](), 0.0
+        texts, total = list[str](), 0.0
         try:
             await game.begin()
-            self.begun(text_of(game.messages[-1]["content"]))
-            while not step.ended and len(said) < self.max_turns:
+            self.on_start(text_of(game.messages[-1]["content"]))
+            while not step.ended and len(texts) < self.max_turns:
                 if (reply := await next_reply(session, game.messages)) is None:
                     break
-                said.append(reply.message["content"])
-                step = await game.act(said[-1])
+                texts.append(reply.message["content"])
+                step = await game.act(texts[-1])
                 total += step.reward
-                self.acted(said[-1], step)
+                self.on_turn(texts[-1], step)
         finally:
             await game.close()
-        return Outcome(text="\n".join(said), reward=total, is_cut=not step.ended)
+        return Outcome(text="\n".join(texts), reward=total, is_cut=not step.ended)
 
-    async def ask(
+    async def use_engines(
         self,
         spec: RunSpec,
-        asked: Sequence[LoadedSet],
+        loaded_sets: Sequence[LoadedSet],
         engines: Engines,
         *,
         name: str,
         step: int,
         output: Output,
     ) -> list[SetResult]:
-        """Play the episode once (an `Ask`). Raises AgentError, or what the engines raise."""
-        recipe = asked[0].set.recipe
+        """Play the episode once (an `EngineUse`). Raises AgentError, or what the engines raise."""
+        recipe = loaded_sets[0].set.recipe
         episodes = episodes_of(spec, recipe, engines, output=output)
         output.note(f"{name}, step {step}, plays {self.settings.name}")
         episodes = replace(episodes, agent=self, agent_name="environment", retries=0)

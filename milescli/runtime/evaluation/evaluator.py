@@ -1,5 +1,5 @@
 """Evaluates the engines' current weights: plays held-out prompts with the run's own agent, scores
-the samples, and writes them. Used by training, where separate engines may evaluate while it
+the samples, and writes them. Used by training, in which separate engines may evaluate while it
 continues, and by `miles eval`."""
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from milescli.core.plug_points import METRICS
 from milescli.core.types import Group, Prompt, Sample, StopReason, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.rollout_stats import mean_figures, mean_parts
-from milescli.rollout.episode.episode import Plays
-from milescli.rollout.episode.unscored import INFRASTRUCTURE_ERRORS, Unscored, no_sample
-from milescli.rollout.evaluation.functions import EvaluationFn, load_evaluation, played
-from milescli.rollout.evaluation.metrics import measured
+from milescli.rollout.episode.episode import EpisodePlayer
+from milescli.rollout.episode.unscored import (
+    INFRASTRUCTURE_ERRORS,
+    UnscoredCounter,
+    unscored_sample,
+)
+from milescli.rollout.evaluation.functions import EvaluationFn, load_evaluation, run_evaluation
+from milescli.rollout.evaluation.metrics import compute_metrics
 from milescli.rollout.evaluation.scores import scores_of
-from milescli.rollout.rewards import answer_of
+from milescli.rollout.rewards import answer_extractor
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluation.results import (
     SetResult,
@@ -42,12 +46,13 @@ from milescli.runtime.evaluation.results import (
     write_result,
 )
 from milescli.runtime.evaluation.sets import LoadedSet
-from milescli.runtime.recording.sample_files import keep_images
+from milescli.runtime.recording.sample_files import write_images
 from milescli.runtime.recording.side_files import SideFiles
 from milescli.workers.isolated import resolve_isolated
 
 Watch = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-"""Number of samples -> a context whose function is called with the number of new ones."""
+"""Takes the number of samples; returns a context whose function is called with the number of new
+ones."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +61,7 @@ class Evaluator:
 
     recipe: Recipe
     prompts: list[Prompt]
-    episodes: Plays
+    episodes: EpisodePlayer
     """Sampled as the recipe's `eval` says."""
     folder: Path
     """Where samples are written; the run's `eval/`."""
@@ -81,7 +86,7 @@ class Evaluator:
         return (await self.measure(step))[0]
 
     async def measure(self, step: int) -> tuple[EvalDone, list[Group]]:
-        """Do the same as `run`; also return the scored samples."""
+        """Evaluate like `run`; also return the scored samples."""
         began, settings = time.monotonic(), self.recipe.eval
         count = len(self.prompts) * settings.samples_per_prompt
         with self.watch(count) as progress:
@@ -89,10 +94,10 @@ class Evaluator:
         samples = [sample for group in groups for sample in group.samples]
         path = self.folder / self.set_name / f"step_{step}.jsonl"
         with self.side.writing(path) if self.side else nullcontext():
-            keep_images(RunDir(self.folder.parent), groups)
+            write_images(RunDir(self.folder.parent), groups)
             write_lines(path, groups)
         metrics = resolve_isolated(METRICS, settings.metrics)
-        figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
+        figures = await in_thread(lambda: compute_metrics(metrics, groups, settings=settings))
         parts = {f"reward/{name}": mean for name, mean in mean_parts(samples).items()}
         parts |= {f"agent/{name}": mean for name, mean in mean_figures(samples).items()}
         if num_excluded := len(self.prompts) - len(groups):
@@ -116,7 +121,7 @@ class Evaluator:
         bound_s, loop = self.recipe.machine.step_timeout_s, asyncio.get_running_loop()
         begun, done, excluded = list[int](), list[int](), set[int]()
         count = self.recipe.eval.samples_per_prompt
-        unscored = Unscored(
+        unscored = UnscoredCounter(
             share=self.recipe.rollout.max_unscored_share,
             total=len(self.prompts) * count,
             what="the evaluation",
@@ -136,19 +141,19 @@ class Evaluator:
                 sample = await self.episodes.play(prompt, sample_index=index, seed=seed)
             except INFRASTRUCTURE_ERRORS as error:
                 exclude(place, error)
-                sample = no_sample(sample_index=index, seed=seed)
+                sample = unscored_sample(sample_index=index, seed=seed)
             done.append(place)
             progress(1)
             if not bound.expired():
                 bound.reschedule(loop.time() + bound_s)
             return sample
 
-        async def scored(place: int, row: list[Sample]) -> Group | None:
+        async def score_row(place: int, row: list[Sample]) -> Group | None:
             if place in excluded:
                 return None
             prompt = self.prompts[place]
             try:
-                return Group(prompt=prompt, samples=await self.episodes.scored(prompt, row))
+                return Group(prompt=prompt, samples=await self.episodes.score_samples(prompt, row))
             except INFRASTRUCTURE_ERRORS as error:
                 exclude(place, error)
                 return None
@@ -156,8 +161,8 @@ class Evaluator:
         try:
             async with asyncio.timeout(bound_s) as bound:
                 settings = self.recipe.eval
-                rows = await played(self._evaluate, self.prompts, play, settings=settings)
-                groups = await all_or_first_error([scored(*row) for row in enumerate(rows)])
+                rows = await run_evaluation(self._evaluate, self.prompts, play, settings=settings)
+                groups = await all_or_first_error([score_row(*row) for row in enumerate(rows)])
         except TimeoutError:
             if not bound.expired():
                 raise
@@ -185,7 +190,13 @@ class Evaluator:
 
 
 async def measure_set(
-    one: LoadedSet, episodes: Plays, *, run: RunDir, model: str, output: Output, step: int = 0
+    one: LoadedSet,
+    episodes: EpisodePlayer,
+    *,
+    run: RunDir,
+    model: str,
+    output: Output,
+    step: int = 0,
 ) -> SetResult:
     """Evaluate one set with `episodes`, and show the progress. Raises what the evaluator raises."""
 
@@ -210,7 +221,7 @@ def result_of(
 ) -> SetResult:
     """Compute the result of a set from its samples; write JSONL, parquet and JSON at
     `done.path`."""
-    recipe, answer = one.set.recipe, answer_of(one.set.recipe.rollout)
+    recipe, answer = one.set.recipe, answer_extractor(one.set.recipe.rollout)
     scores = scores_of(groups, ks=one.set.ks, answer=answer, domains=one.domains)
     result = SetResult(
         model=model,
@@ -245,8 +256,8 @@ class ConcurrentEvaluations:
         *,
         tell: Callable[[str], None],
     ) -> None:
-        """`devices`: the trainer, and the engines for evaluations; `measure`: evaluates with these
-        engines and reports the result; `tell`: warns the user."""
+        """Set up evaluations. `devices`: the trainer, and the engines for evaluations; `measure`:
+        evaluates with these engines and reports the result; `tell`: warns the user."""
         self._devices, self._measure, self._tell = devices, measure, tell
         self._running: asyncio.Future[None] | None = None
         self._step = 0

@@ -1,6 +1,6 @@
-"""`miles rewards`: scores the samples that a run kept with another reward, and says what would
-change. Needs no engine and no device; a reward of the user's runs in a process of its own, as in a
-run."""
+"""Implements `miles rewards`: scores the samples that a run stored with another reward, and reports
+what would change. Needs no engine and no device; a user's reward runs in a process of its own, as
+in a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ from milescli.insight.samples import (
 from milescli.recipe.load import LoadedRecipe, override
 from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Recipe
-from milescli.rollout.evaluation.agreement import Agreement, Suspicion, agreement, suspicions
+from milescli.rollout.evaluation.agreement import (
+    Agreement,
+    Suspicion,
+    find_suspicions,
+    measure_agreement,
+)
 from milescli.rollout.rewards import scorer_of
 from milescli.rollout.rewards.scoring import Response, Scoring
 from milescli.train.advantages import estimate, keeps_state
@@ -37,7 +42,7 @@ SERVED = "reward_model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """One sample under both rewards."""
+    """Holds one sample with its scores under both rewards."""
 
     step: int
     prompt: Prompt
@@ -51,7 +56,7 @@ class Rescored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How two rewards score the samples of a run."""
+    """Describes how two rewards score the samples of a run."""
 
     names: tuple[str, str]
     samples: list[Rescored]
@@ -63,8 +68,8 @@ class Comparison:
     no_advantages: str
     """Why there are no advantages; empty if there are."""
     without_label: tuple[int, int]
-    """Samples that only the second reward calls right: in how many the label does not stand, of
-    how many with a label in one line."""
+    """(number of samples that only the second reward calls right and that do not contain the label,
+    number of such samples whose label is one line)."""
 
     @property
     def flips(self) -> list[Rescored]:
@@ -81,13 +86,13 @@ def compare_rewards(
     last: int | None = None,
     right_above: float = 0.0,
 ) -> Comparison:
-    """Score the kept samples of the run in `path`, of its `last` steps. `rewards`: names as
-    `rollout.reward` takes them; None, the rewards that the run recorded. Raises CheckpointError
-    where no samples were kept, RecipeError or RewardError for a reward that cannot be used."""
+    """Score the stored samples of the run in `path`, of its `last` steps. `rewards`: names as
+    `rollout.reward` takes them; None: the rewards that the run recorded. Raises CheckpointError if
+    no samples were stored, RecipeError or RewardError for a reward that cannot be used."""
     run = open_run(path)
     loaded = load_resolved(run.recipe_file)
-    kept = [one for step in sample_steps(run)[-(last or 0) :] for one in read_samples(run, step)]
-    grouped = [(step, members) for (step, _), members in by_group(kept).items()]
+    samples = [one for step in sample_steps(run)[-(last or 0) :] for one in read_samples(run, step)]
+    grouped = [(step, members) for (step, _), members in by_group(samples).items()]
     if not grouped:
         raise CheckpointError(
             f"run `{run.name}` kept no samples",
@@ -103,7 +108,7 @@ def compare_rewards(
         for name in rewards
     ]
     labels = (rewards[0] or "as recorded", rewards[1])
-    return _compared(
+    return _make_comparison(
         loaded.recipe, labels, [step for step, _ in grouped], groups, scored, right_above
     )
 
@@ -129,7 +134,7 @@ async def _scored(scorer: Scoring, groups: Sequence[Group]) -> list[list[float]]
             Response(text=sample.text, num_tokens=sample.num_loss_tokens)
             for sample in group.samples
         ]
-        return [score.reward for score in await scorer.scored_group(group.prompt, responses)]
+        return [score.reward for score in await scorer.score_responses(group.prompt, responses)]
 
     return await all_or_first_error([one(group) for group in groups])
 
@@ -163,7 +168,7 @@ def _group(members: Sequence[KeptSample], run: RunDir) -> Group:
     return Group(prompt=prompt, samples=samples)
 
 
-def _compared(
+def _make_comparison(
     recipe: Recipe,
     names: tuple[str, str],
     steps: Sequence[int],
@@ -192,8 +197,8 @@ def _compared(
     return Comparison(
         names=names,
         samples=samples,
-        agreement=agreement(a, b, right_above=right_above),
-        suspicions=suspicions([group.samples for group in groups], a, b),
+        agreement=measure_agreement(a, b, right_above=right_above),
+        suspicions=find_suspicions([group.samples for group in groups], a, b),
         means=(sum(one.a for one in samples) / count, sum(one.b for one in samples) / count),
         silent_groups=(sum(len(set(r)) == 1 for r in a), sum(len(set(r)) == 1 for r in b)),
         no_advantages=why,
@@ -207,8 +212,8 @@ def _compared(
 def _advantages(
     recipe: Recipe, steps: Sequence[int], groups: Sequence[Group], rewards: Sequence[list[float]]
 ) -> tuple[list[list[float]], str]:
-    """Return one number for each sample, as the recipe's estimator gives it to the groups of a
-    step; or none, and why."""
+    """Return [groups][samples of the group] advantages, as the recipe's estimator computes them for
+    the groups of a step, and an empty text; or no advantages, and the reason."""
     estimator = resolve_isolated(ADVANTAGES, recipe.train.advantage)
     name = recipe.train.advantage
     needs_more = any(getattr(estimator, f"needs_{what}", False) for what in ("greedy", "weights"))

@@ -1,4 +1,4 @@
-"""Results of evaluations on disk: writes what `miles eval` found for each set, reads it back, and
+"""Stores results of evaluations: writes those of `miles eval` for each set, reads them back, and
 compares two models by a paired test."""
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from milescli.core.types import Group, Prompt
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.recipe.section import Section
 from milescli.rollout.evaluation.scores import Answer, DomainScore, is_right
-from milescli.rollout.evaluation.statistics import Difference, Estimate, compared, in_words
+from milescli.rollout.evaluation.statistics import (
+    Difference,
+    Estimate,
+    compare_paired,
+    describe_difference,
+)
 
 SCHEMA = 1
 """Version of the JSON; incremented when a field changes its meaning or is removed."""
@@ -28,7 +33,7 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetResult:
-    """One set of prompts, answered by one model."""
+    """Holds the result of one set of prompts, answered by one model."""
 
     model: str
     """Name as the user typed it."""
@@ -48,7 +53,8 @@ class SetResult:
     """None if an endpoint returned only text."""
     seconds: float
     path: str
-    """Samples, relative to the run directory; beside it the same as .parquet, and this as .json."""
+    """File of the samples as .jsonl, relative to the run directory; the same as .parquet and this
+    result as .json are next to it."""
     data_sha256: str
     """SHA-256 of the evaluated prompts and labels, in order."""
     settings: Mapping[str, object]
@@ -61,8 +67,8 @@ class SetResult:
     @property
     def fingerprint(self) -> str:
         """Return 16 hex digits that are equal for equal data and settings."""
-        told = json.dumps([self.data_sha256, self.settings], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        text = json.dumps([self.data_sha256, self.settings], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def rows_of(
@@ -121,22 +127,22 @@ def write_result(result: SetResult, rows: Sequence[Row], *, folder: Path) -> Non
     path = folder / result.path
     _write_lines(path, rows)
     pq.write_table(pa.Table.from_pylist(list(rows)), path.with_suffix(".parquet"))
-    told = {"schema": SCHEMA, "fingerprint": result.fingerprint, **asdict(result)}
-    write_json(path.with_suffix(".json"), told)
+    fields = {"schema": SCHEMA, "fingerprint": result.fingerprint, **asdict(result)}
+    write_json(path.with_suffix(".json"), fields)
 
 
 def read_result(path: Path) -> SetResult:
     """Read what `write_result` wrote. Raises DataError if the file is not such a result."""
     try:
-        kept = read_json(path)
-        assert kept.pop("schema") == SCHEMA, "it is of another version of miles"
-        kept.pop("fingerprint")
-        kept["estimates"] = {name: Estimate(**one) for name, one in kept["estimates"].items()}
-        kept["domains"] = {
+        fields = read_json(path)
+        assert fields.pop("schema") == SCHEMA, "it is of another version of miles"
+        fields.pop("fingerprint")
+        fields["estimates"] = {name: Estimate(**one) for name, one in fields["estimates"].items()}
+        fields["domains"] = {
             name: DomainScore(num_prompts=one["num_prompts"], accuracy=Estimate(**one["accuracy"]))
-            for name, one in kept["domains"].items()
+            for name, one in fields["domains"].items()
         }
-        return SetResult(**kept)
+        return SetResult(**fields)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise DataError(
             f"{path} is not a result of `miles eval`",
@@ -156,7 +162,7 @@ def folder_of_endpoint(url: str, evaluations: Path) -> Path:
     return evaluations / "-".join(str(part) for part in (parts.hostname, parts.port) if part)
 
 
-def results_of(folder: Path, set_name: str) -> list[SetResult]:
+def read_results(folder: Path, set_name: str) -> list[SetResult]:
     """Return all results of one set, by step; `folder`: the run's `eval/`. Unreadable files are
     left out."""
     results = []
@@ -232,7 +238,7 @@ class Comparison:
     """Recipe keys whose values differ between the two."""
 
 
-def comparisons(ones: Sequence[SetResult], others: Sequence[SetResult]) -> list[Comparison]:
+def compare_results(ones: Sequence[SetResult], others: Sequence[SetResult]) -> list[Comparison]:
     """Compare each of `ones` with the one of `others` on the same set and prompts."""
     by_set = {other.set: other for other in others}
     return [_compared(one, by_set[one.set]) for one in ones]
@@ -240,7 +246,7 @@ def comparisons(ones: Sequence[SetResult], others: Sequence[SetResult]) -> list[
 
 def _compared(one: SetResult, other: SetResult) -> Comparison:
     assert one.data_sha256 == other.data_sha256, (one.set, "other prompts")
-    difference = compared(one.rewards, other.rewards)
+    difference = compare_paired(one.rewards, other.rewards)
     steps = one.model == other.model or one.step or other.step
     a, b = (f"{x.model} at step {x.step}" if steps else x.model for x in (one, other))
     keys = sorted({*one.settings, *other.settings})
@@ -251,12 +257,12 @@ def _compared(one: SetResult, other: SetResult) -> Comparison:
         a_accuracy=one.accuracy,
         b_accuracy=other.accuracy,
         difference=difference,
-        sentence=in_words(difference, a=a, b=b),
+        sentence=describe_difference(difference, a=a, b=b),
         other_settings=[key for key in keys if one.settings.get(key) != other.settings.get(key)],
     )
 
 
-def require_same(other: SetResult, name: str, data_sha256: str, settings: Settings) -> None:
+def require_same_prompts(other: SetResult, name: str, data_sha256: str, settings: Settings) -> None:
     """Raise DataError if the other model got other prompts, or another reward."""
     if other.data_sha256 != data_sha256:
         raise DataError(
@@ -277,9 +283,9 @@ def require_same(other: SetResult, name: str, data_sha256: str, settings: Settin
         )
 
 
-def kept_result(folder: Path, name: str, *, step: int | None) -> SetResult | None:
+def find_result(folder: Path, name: str, *, step: int | None) -> SetResult | None:
     """Return the result of `miles eval` below `folder` for the set `name`, of one step or the
     newest; None if there is none."""
-    kept = results_of(folder / "eval", folder_of(name))
-    found = [result for result in kept if step is None or result.step == step]
+    results = read_results(folder / "eval", folder_of(name))
+    found = [result for result in results if step is None or result.step == step]
     return found[-1] if found else None

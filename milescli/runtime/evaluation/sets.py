@@ -1,6 +1,6 @@
-"""The sets of prompts that `miles eval` measures: the run's own held-out prompts, files of the
-user's, and published benchmarks, which are fetched from the hub or read from a local copy. Made
-before any device is taken."""
+"""Defines the sets of prompts that `miles eval` measures: the run's own held-out prompts, files of
+the user, and published benchmarks, which are downloaded from the hub or read from a local copy.
+They are prepared before any device is taken."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from milescli.data.tables import Table, check_file
 from milescli.recipe.data_files import parse_data_file, parse_hub
 from milescli.recipe.layers import from_command_line
 from milescli.recipe.schema import Recipe
-from milescli.rollout.evaluation.benchmarks import BENCHMARKS, OF_ALL, Row
-from milescli.rollout.evaluation.statistics import doublings
+from milescli.rollout.evaluation.benchmarks import BENCHMARKS, COMMON_SETTINGS, Row
+from milescli.rollout.evaluation.statistics import powers_of_two
 from milescli.runtime.evaluation.results import (
     HELDOUT,
     SetResult,
     folder_of,
-    require_same,
+    require_same_prompts,
     settings_of,
     sha256_of_prompts,
 )
@@ -48,8 +48,8 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<file>.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalWish:
-    """The user's options of an evaluation, besides the model."""
+class EvalOptions:
+    """Holds the user's options of an evaluation, besides the model."""
 
     data: Sequence[str] = ()
     """NAME=FILE or FILE; empty: the recipe's own held-out prompts."""
@@ -67,7 +67,7 @@ class EvalWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSet:
-    """Some prompts, and how they are sampled and scored."""
+    """Describes a set of prompts, and how they are sampled and scored."""
 
     name: str
     recipe: Recipe
@@ -81,7 +81,7 @@ class EvalSet:
 
     @property
     def folder(self) -> str:
-        """Name of the set's folder in `eval/`."""
+        """Return the name of the set's folder in `eval/`."""
         return folder_of(self.name)
 
 
@@ -95,15 +95,16 @@ class LoadedSet:
     """Domains by the index of a prompt; empty without a column."""
 
 
-def set_names(wish: EvalWish) -> list[str]:
-    """Return the names of all sets that the wish names."""
-    return [name for name, _ in map(_named, wish.data)] or [HELDOUT]
+def set_names(eval_options: EvalOptions) -> list[str]:
+    """Return the names of all sets that the options name."""
+    return [name for name, _ in map(_named, eval_options.data)] or [HELDOUT]
 
 
-def sets_of(recipe: Recipe, wish: EvalWish) -> list[EvalSet]:
-    """Return the sets that the wish names. Raises DataError or RecipeError where two are called
-    alike, a file is not there, or more is asked of the samples than there are; opens no file."""
-    named = [_named(text) for text in wish.data]
+def sets_of(recipe: Recipe, eval_options: EvalOptions) -> list[EvalSet]:
+    """Return the sets that the options name, without opening a file. Raises DataError or
+    RecipeError if two have the same name, a file does not exist, or a k is larger than the number
+    of samples."""
+    named = [_named(text) for text in eval_options.data]
     if not named:
         named = [(HELDOUT, None)]
     names = [name for name, _ in named]
@@ -117,30 +118,31 @@ def sets_of(recipe: Recipe, wish: EvalWish) -> list[EvalSet]:
                 if name == twice
             ],
         )
-    return [_set_of(recipe, name, file, wish) for name, file in named]
+    return [_set_of(recipe, name, file, eval_options) for name, file in named]
 
 
 def sets_of_model(
-    model: str, wish: EvalWish, *, environ: Mapping[str, str]
+    model: str, eval_options: EvalOptions, *, environ: Mapping[str, str]
 ) -> tuple[LoadedRecipe, list[EvalSet]]:
-    """Return the recipe of a model that no run made, and what it is asked. Raises MilesError."""
+    """Return the recipe of a model that no run made, and the sets to evaluate. Raises
+    MilesError."""
     from milescli.recipe.load import load_model
 
     loaded = load_model(
         model,
-        prompts=", ".join(wish.data) or HELDOUT,
-        sets=wish.sets,
-        flags=wish.flags,
+        prompts=", ".join(eval_options.data) or HELDOUT,
+        sets=eval_options.sets,
+        flags=eval_options.flags,
         environ=environ,
         cwd=Path.cwd(),
         home=Path.home(),
     )
-    return loaded, sets_of(loaded.recipe, wish)
+    return loaded, sets_of(loaded.recipe, eval_options)
 
 
 def _named(text: str) -> tuple[str, str | None]:
-    """NAME=FILE -> both; the name of a benchmark -> the name alone; FILE -> its stem, and the
-    file."""
+    """Return (name, file) of NAME=FILE; (name, None) of the name of a benchmark; (stem, file) of
+    FILE."""
     if text in BENCHMARKS and not Path(text).is_file():
         return text, None
     match = _NAMED.fullmatch(text)
@@ -150,9 +152,11 @@ def _named(text: str) -> tuple[str, str | None]:
     return Path(last).stem or HELDOUT, text
 
 
-def _set_of(recipe: Recipe, name: str, file: str | None, wish: EvalWish) -> EvalSet:
+def _set_of(recipe: Recipe, name: str, file: str | None, eval_options: EvalOptions) -> EvalSet:
     if name in BENCHMARKS:
-        recipe = with_settings_of(recipe, name, sets=wish.sets, flags=wish.flags)
+        recipe = with_benchmark_settings(
+            recipe, name, sets=eval_options.sets, flags=eval_options.flags
+        )
         if file is not None and not Path(file).expanduser().exists():
             raise DataError(
                 f"there is no copy of `{name}` at {file}",
@@ -177,21 +181,23 @@ def _set_of(recipe: Recipe, name: str, file: str | None, wish: EvalWish) -> Eval
             why="`eval.temperature` is 0, so each token is the likeliest one",
             fix=["--temperature 0.7", "--samples 1"],
         )
-    if wish.ks and max(wish.ks) > count:
+    if eval_options.ks and max(eval_options.ks) > count:
         raise RecipeError(
-            f"pass@{max(wish.ks)} cannot be computed",
+            f"pass@{max(eval_options.ks)} cannot be computed",
             why=f"{count} sample{'s'[: count > 1]} of each prompt will be taken",
-            fix=[f"--samples {max(wish.ks)} --temperature 0.7", f"-k {count}"],
+            fix=[f"--samples {max(eval_options.ks)} --temperature 0.7", f"-k {count}"],
         )
-    ks = sorted(set(wish.ks)) or doublings(count)
-    other = next((result for result in wish.against if result.set == name), None)
-    if wish.against and other is None:
+    ks = sorted(set(eval_options.ks)) or powers_of_two(count)
+    other = next((result for result in eval_options.against if result.set == name), None)
+    if eval_options.against and other is None:
         raise DataError(
-            f"`{wish.against[0].model}` was not evaluated on the set `{name}`",
-            why=f"it has results for {', '.join(result.set for result in wish.against)}",
-            fix=f"--data {wish.against[0].set}=FILE",
+            f"`{eval_options.against[0].model}` was not evaluated on the set `{name}`",
+            why=f"it has results for {', '.join(result.set for result in eval_options.against)}",
+            fix=f"--data {eval_options.against[0].set}=FILE",
         )
-    return EvalSet(name=name, recipe=recipe, ks=ks, domain=wish.domain, copy=file, against=other)
+    return EvalSet(
+        name=name, recipe=recipe, ks=ks, domain=eval_options.domain, copy=file, against=other
+    )
 
 
 _ONLY_EVAL = dict.fromkeys(("prompts", "mix", "demonstrations", "train", "validation"))
@@ -199,21 +205,21 @@ _ONLY_EVAL = dict.fromkeys(("prompts", "mix", "demonstrations", "train", "valida
 
 
 def _absolute(file: str) -> str:
-    """Return a path as seen from this folder; leaves what is no path as it is."""
+    """Return a path as an absolute path; return any other text unchanged."""
     if file.startswith(("hf:", "task:")):
         return file
     return str(Path(file).expanduser().absolute())
 
 
-def asking_reward_model(sets: Sequence[EvalSet]) -> Recipe:
-    """Return the recipe of the set that a reward model scores, where one does; else of the
-    first."""
+def reward_model_recipe(sets: Sequence[EvalSet]) -> Recipe:
+    """Return the recipe of the first set that a reward model scores; if there is none, that of the
+    first set."""
     asking = (one.recipe for one in sets if one.recipe.asks_reward_model)
     return next(asking, sets[0].recipe)
 
 
-class Readers(Protocol):
-    """The parts of RunInputs that a set is read with."""
+class SetInputs(Protocol):
+    """Lists the parts of RunInputs with which a set is read."""
 
     @property
     def tokenizer(self) -> PromptEncoder:
@@ -224,18 +230,18 @@ class Readers(Protocol):
         """Return the prompts that were trained on."""
 
 
-def load_set(one: EvalSet, run: RunDir, inputs: Readers, *, output: Output) -> LoadedSet:
+def load_set(one: EvalSet, run: RunDir, inputs: SetInputs, *, output: Output) -> LoadedSet:
     """Load a set's prompts, tokenised for the model of `inputs`. Raises DataError for a file, a
     column, a label, or a prompt that was trained on."""
     recipe, tokenizer, prompts = one.recipe, inputs.tokenizer, inputs.prompts
     trained = [prompts] if isinstance(prompts, FilePrompts) else prompts.parts if prompts else []
-    asked = recipe.data.model_copy(update=_ONLY_EVAL)
+    data = recipe.data.model_copy(update=_ONLY_EVAL)
     if one.name in BENCHMARKS:
         path = write_benchmark(one.name, one.copy, run, output=output)
-        asked = asked.model_copy(update={"eval": str(path)})
-    asked = with_foreign_tasks(asked, recipe.rollout, run)
+        data = data.model_copy(update={"eval": str(path)})
+    data = with_foreign_tasks(data, recipe.rollout, run)
     data = with_local_files(
-        asked,
+        data,
         run,
         recipe.run.seed,
         output=output,
@@ -244,11 +250,11 @@ def load_set(one: EvalSet, run: RunDir, inputs: Readers, *, output: Output) -> L
     source, report = load_heldout(
         recipe, data, tokenizer, trained=trained, base_dir=run.path, output=output
     )
-    _tell_dropped(one, report, output)
+    _warn_of_dropped(one, report, output)
     prompts_asked = source.first(recipe.eval.num_prompts)
     if one.against is not None:
         data_sha256 = sha256_of_prompts(prompts_asked)
-        require_same(one.against, one.name, data_sha256, settings_of(recipe))
+        require_same_prompts(one.against, one.name, data_sha256, settings_of(recipe))
     return LoadedSet(
         set=one,
         prompts=prompts_asked,
@@ -256,7 +262,7 @@ def load_set(one: EvalSet, run: RunDir, inputs: Readers, *, output: Output) -> L
     )
 
 
-def _tell_dropped(one: EvalSet, report: SourceReport, output: Output) -> None:
+def _warn_of_dropped(one: EvalSet, report: SourceReport, output: Output) -> None:
     if report.num_dropped:
         output.warn(
             f"{one.name}: {report.num_dropped} of {report.num_measured} prompts are longer than "
@@ -266,7 +272,8 @@ def _tell_dropped(one: EvalSet, report: SourceReport, output: Output) -> None:
 
 
 def _domains_of(source: FilePrompts, column: str | None) -> dict[int, str]:
-    """Raises DataError where a column that was named is not there."""
+    """Return the domains by the index of a prompt. Raises DataError if the named column does not
+    exist."""
     domains: dict[int, str] = {}
     for file in source.files:
         columns: list[str] = []
@@ -288,13 +295,13 @@ def _domains_of(source: FilePrompts, column: str | None) -> dict[int, str]:
 _KEY = "eval"
 
 
-def with_settings_of(
+def with_benchmark_settings(
     recipe: Recipe, name: str, *, sets: Sequence[str], flags: Mapping[str, str]
 ) -> Recipe:
-    """Return the recipe as the benchmark is asked, but for what the user set: `sets` and `flags` as
-    `load` takes them. Raises RecipeError."""
+    """Return the recipe with the benchmark's settings, except those that the user set: `sets` and
+    `flags` as `load` takes them. Raises RecipeError."""
     mine = set(from_command_line(sets, flags))
-    wanted = {**OF_ALL, **BENCHMARKS[name].settings, "data.eval": BENCHMARKS[name].hub}
+    wanted = {**COMMON_SETTINGS, **BENCHMARKS[name].settings, "data.eval": BENCHMARKS[name].hub}
     values = recipe.model_dump()
     for key, value in wanted.items():
         if any(key == one or key.startswith(f"{one}.") for one in mine):
@@ -308,9 +315,9 @@ def with_settings_of(
 
 
 def write_benchmark(name: str, given: str | None, run: RunDir, *, output: Output | None) -> Path:
-    """Write a benchmark's questions as JSONL of prompt, label and domain. `given`: a local copy, a
-    folder with the files of the hub's data set, or the one file of its split; None: fetched. Raises
-    DataError where rows are not of the published form."""
+    """Write a benchmark's questions as JSONL of prompt, label and domain. `given`: a local copy,
+    either a folder with the files of the hub's data set or the one file of its split; None:
+    download it. Raises DataError if rows do not have the published form."""
     benchmark = BENCHMARKS[name]
     folder = run.data_dir / "eval" / name
     file = _file_of(name, benchmark.hub, given, folder / "rows", output=output)
@@ -330,8 +337,8 @@ def write_benchmark(name: str, given: str | None, run: RunDir, *, output: Output
         try:
             one = benchmark.question(row, place, examples)
         except (KeyError, TypeError, ValueError) as error:
-            told = f"row {place + 1}: {type(error).__name__}: {error}"
-            raise _not_of_it(name, file, told) from None
+            problem = f"row {place + 1}: {type(error).__name__}: {error}"
+            raise _wrong_form_error(name, file, problem) from None
         domain = {} if one.domain is None else {"domain": one.domain}
         lines.append(json.dumps({"prompt": one.prompt, "label": one.label, **domain}))
     if len(lines) != benchmark.num_prompts and output is not None:
@@ -355,12 +362,12 @@ def _file_of(name: str, hub: str, given: str | None, into: Path, *, output: Outp
         return here
     paths = [str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()]
     card = here / CARD
-    told = read_regular_text(card, errors="replace") if card.is_file() else ""
+    card_text = read_regular_text(card, errors="replace") if card.is_file() else ""
     try:
         try:
-            chosen = choose_files(data, paths, card=told, key=_KEY)
+            chosen = choose_files(data, paths, card=card_text, key=_KEY)
         except DataError:  # a folder of one subset alone
-            chosen = choose_files(replace(data, subset=None), paths, card=told, key=_KEY)
+            chosen = choose_files(replace(data, subset=None), paths, card=card_text, key=_KEY)
     except DataError as error:
         raise DataError(
             f"{here} is not a copy of {data.spelled()}",
@@ -380,14 +387,16 @@ def _rows(name: str, file: Path) -> Iterator[tuple[int, Row]]:
     """Yield (place, row) of a benchmark's file."""
     for line, row in Table(file).records():
         if not isinstance(row, Mapping):
-            raise _not_of_it(name, file, f"row {line}: {row}")
+            raise _wrong_form_error(name, file, f"row {line}: {row}")
         if missing := [key for key in BENCHMARKS[name].columns if key not in row]:
             lacks = ", ".join(f"`{key}`" for key in missing)
-            raise _not_of_it(name, file, f"row {line} lacks {lacks}; it has {', '.join(row)}")
+            raise _wrong_form_error(
+                name, file, f"row {line} lacks {lacks}; it has {', '.join(row)}"
+            )
         yield line - 1, row
 
 
-def _not_of_it(name: str, file: Path, why: str) -> DataError:
+def _wrong_form_error(name: str, file: Path, why: str) -> DataError:
     return DataError(
         f"{file} is not a copy of the benchmark `{name}`",
         why=why,

@@ -1,6 +1,6 @@
-"""The table of what is compared before a device is taken: each check has a name, says what it
-compares, and ends as ok, with doubts, as a refusal, or as not checked with the reason. `launch`,
-`launch --dry-run`, `data check` and `doctor --recipe` all run this table."""
+"""Lists the checks that are made before a device is taken: each has a name, says what it compares,
+and ends as ok, with doubts, with a refusal, or as skipped with the reason. `launch`, `launch
+--dry-run`, `data check` and `doctor --recipe` all run this table."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from milescli.models import ModelFacts
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.runtime.inputs import token_checks
+from milescli.runtime.inputs.auxiliary_models import (
+    compare_tokenizers,
+    require_adapter,
+)
 from milescli.runtime.inputs.data_files import (
     check_labels_of,
-    near_leaks_told,
+    near_leak_warning,
     refuse_leak,
-    refuse_learned,
-)
-from milescli.runtime.inputs.given_models import (
-    other_tokenizers,
-    require_adapter,
+    refuse_trained_prompts,
 )
 from milescli.runtime.inputs.model_facts import require_positions
 from milescli.runtime.inputs.reward_trial import try_rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """The parts of a run's inputs that are compared. A caller that could not load one says why in
-    `missing`."""
+class CheckSubject:
+    """Holds the parts of a run's inputs that are compared. If the caller could not load a part,
+    `missing` says why."""
 
     recipe: Recipe
     loaded: LoadedRecipe | None = None
@@ -53,7 +53,7 @@ class Subject:
     rewards_tried: bool = False
     """True if the user's rewards were called already."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Part -> why it is not here."""
+    """Name of a part -> why it could not be loaded."""
     output: Output | None = None
 
     @property
@@ -65,23 +65,23 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One comparison."""
+    """Describes one comparison."""
 
     name: str
     compares: str
     run: Callable[[Any], Iterable[str] | None]
-    """Yields what the user should know; raises the MilesError with which a run would be refused."""
+    """Yields doubts for the user; raises the MilesError with which a run would be refused."""
     needs: tuple[str, ...] = ()
     """Parts of the subject that it needs."""
 
 
-class NotMade(Exception):
-    """A check could not be made; says why."""
+class CheckSkipped(Exception):
+    """Reports why a check could not be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of one check."""
+    """Holds the result of one check."""
 
     name: str
     compares: str
@@ -99,19 +99,19 @@ class Outcome:
             if self.not_checked
             else "doubt" * bool(self.doubts) or "ok"
         )
-        said = self.refusal.as_dict() if self.refusal else None
+        refusal = self.refusal.as_dict() if self.refusal else None
         return {
             "name": self.name,
             "compares": self.compares,
             "state": state,
             "doubts": list(self.doubts),
-            "refusal": said,
+            "refusal": refusal,
             "not_checked": self.not_checked or None,
         }
 
 
-def outcomes(checks: Iterable[Check], subject: Subject) -> Iterator[Outcome]:
-    """Make each check in order."""
+def run_checks(checks: Iterable[Check], subject: CheckSubject) -> Iterator[Outcome]:
+    """Make each check in order, and yield its outcome."""
     for check in checks:
         made = partial(Outcome, name=check.name, compares=check.compares)
         reasons = [subject.missing[part] for part in check.needs if part in subject.missing]
@@ -122,14 +122,14 @@ def outcomes(checks: Iterable[Check], subject: Subject) -> Iterator[Outcome]:
             yield made(doubts=tuple(check.run(subject) or ()))
         except MilesError as error:
             yield made(refusal=error)
-        except NotMade as why:
+        except CheckSkipped as why:
             yield made(not_checked=str(why))
 
 
-def require(checks: Iterable[Check], subject: Subject) -> list[Outcome]:
-    """Make each check, and warn of doubts. Raises the first refusal."""
+def require_checks(checks: Iterable[Check], subject: CheckSubject) -> list[Outcome]:
+    """Make each check, warn of doubts, and return the outcomes. Raises the first refusal."""
     made = []
-    for outcome in outcomes(checks, subject):
+    for outcome in run_checks(checks, subject):
         if outcome.refusal is not None:
             raise outcome.refusal
         for doubt in outcome.doubts if subject.output else ():
@@ -138,13 +138,13 @@ def require(checks: Iterable[Check], subject: Subject) -> list[Outcome]:
     return made
 
 
-def _positions(subject: Subject) -> None:
+def _positions(subject: CheckSubject) -> None:
     assert subject.facts is not None, "the check needs the facts"
     if subject.recipe.data.train is None:
         require_positions(subject.recipe, subject.facts)
 
 
-def _shown_images(subject: Subject) -> None:
+def _shown_images(subject: CheckSubject) -> None:
     assert subject.facts is not None, "the check needs the facts"
     is_exact = subject.recipe.train.on_policy == "exact"
     if fault := fault_of_images(subject.facts, is_exact=is_exact):
@@ -160,19 +160,19 @@ def _shown_images(subject: Subject) -> None:
                 )
 
 
-def _adapter(subject: Subject) -> None:
+def _adapter(subject: CheckSubject) -> None:
     assert subject.facts is not None, "the check needs the facts"
     require_adapter(subject.recipe, subject.facts)
 
 
-def _other_models(subject: Subject) -> None:
+def _other_models(subject: CheckSubject) -> None:
     assert subject.tokenizer is not None, "the check needs the tokenizer"
     assert subject.facts is not None, "the check needs the facts"
-    if elsewhere := other_tokenizers(subject.recipe, subject.tokenizer, subject.facts):
-        raise NotMade(f"{', '.join(elsewhere)} must be fetched or written out first")
+    if elsewhere := compare_tokenizers(subject.recipe, subject.tokenizer, subject.facts):
+        raise CheckSkipped(f"{', '.join(elsewhere)} must be fetched or written out first")
 
 
-def _labels(subject: Subject) -> None:
+def _labels(subject: CheckSubject) -> None:
     for part, rollout in subject.trained:
         check_labels_of(rollout, part, None, output=subject.output)
     if subject.heldout is not None:
@@ -180,7 +180,7 @@ def _labels(subject: Subject) -> None:
         check_labels_of(subject.recipe.rollout, subject.heldout, graded, output=subject.output)
 
 
-def _held_out(subject: Subject) -> Iterator[str]:
+def _held_out(subject: CheckSubject) -> Iterator[str]:
     heldout, recipe = subject.heldout, subject.recipe
     if heldout is None:
         return
@@ -188,20 +188,22 @@ def _held_out(subject: Subject) -> Iterator[str]:
     refuse_leak(heldout, parts, num_heldout=recipe.eval.num_prompts)
     graded = heldout.first(recipe.eval.num_prompts)
     if subject.rows:
-        refuse_learned(graded, subject.rows)
+        refuse_trained_prompts(graded, subject.rows)
     for part in parts if subject.output else []:
-        told = near_leaks_told(heldout, graded, part, named=recipe.data.eval, output=subject.output)
-        if told:
-            yield told
+        warning = near_leak_warning(
+            heldout, graded, part, named=recipe.data.eval, output=subject.output
+        )
+        if warning:
+            yield warning
 
 
-def _environment(subject: Subject) -> None:
+def _environment(subject: CheckSubject) -> None:
     if subject.recipe.rollout.plays_environment and subject.prompts:
         first = subject.prompts[0][0].first(1)
         try_environment(subject.recipe.rollout.environment, first[0])
 
 
-def _rewards(subject: Subject) -> Iterator[str]:
+def _rewards(subject: CheckSubject) -> Iterator[str]:
     tried = set[str]()
     for part, rollout in () if subject.rewards_tried else subject.prompts:
         if not tried.issuperset(rollout.reward_names):
@@ -250,25 +252,25 @@ INPUTS = (
     Check(
         name="embedding",
         compares="the tokenizer's size with the rows of the embedding",
-        run=token_checks.unembedded,
+        run=token_checks.check_embedding,
         needs=("tokenizer",),
     ),
     Check(
         name="end of turn",
         compares="the token that ends a turn of the chat template with those at which engines stop",
-        run=token_checks.unknown_ends,
+        run=token_checks.check_end_tokens,
         needs=("tokenizer",),
     ),
     Check(
         name="template",
         compares="what the chat template writes with the tokens of the tokenizer",
-        run=token_checks.foreign_markers,
+        run=token_checks.check_markers,
         needs=("tokenizer",),
     ),
     Check(
         name="date",
         compares="what the chat template writes today with what it writes on another day",
-        run=token_checks.dated,
+        run=token_checks.check_template_date,
         needs=("tokenizer",),
     ),
     Check(
@@ -281,7 +283,7 @@ INPUTS = (
     Check(
         name="special tokens",
         compares="texts of users with the special tokens of the tokenizer",
-        run=token_checks.special_texts,
+        run=token_checks.check_special_tokens,
         needs=("tokenizer", "prompts"),
     ),
     Check(

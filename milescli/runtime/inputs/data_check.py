@@ -1,5 +1,5 @@
-"""`miles data check`: shows what a run would see of its data. Leaves no files; called by the
-command."""
+"""Implements `miles data check`: shows how a run would read its data. Leaves no files; called by
+the command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milescli.agents.tool_kit import offered
+from milescli.agents.tool_kit import offered_tools
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, MilesError
@@ -35,7 +35,8 @@ from milescli.recipe.data_files import FIELDS, names_in
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.episode.roles import conversation_of, roles_of
 from milescli.rollout.rewards import needs_label
-from milescli.runtime.inputs.checks import INPUTS, Outcome, Subject, outcomes
+from milescli.runtime.inputs.auxiliary_models import checkpoint_of, is_checkpoint
+from milescli.runtime.inputs.checks import INPUTS, CheckSubject, Outcome, run_checks
 from milescli.runtime.inputs.data_files import (
     check_labels_of,
     kind_of_rows,
@@ -44,33 +45,32 @@ from milescli.runtime.inputs.data_files import (
     texts_for_vocabulary,
     with_foreign_tasks,
     with_local_files,
-    worked_lines,
+    worked_trajectories,
 )
-from milescli.runtime.inputs.file_looks import (
+from milescli.runtime.inputs.file_reports import (
     NUM_MEASURED,
     NUM_SHOWN,
-    FileLook,
-    ImageLook,
-    duplicates_in,
+    FileReport,
+    ImageReport,
+    find_duplicates,
     first_row,
-    look_at_images,
-    look_at_rows,
-    look_of,
+    gap_words,
     read_rows,
-    unread,
-    words_in,
+    report_example_files,
+    report_file,
+    report_images,
+    report_unread_file,
 )
-from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.inputs.run_inputs import stop_ids_of_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """One prompt as the model sees it, token by token."""
+    """Holds one prompt as the model sees it, token by token."""
 
     place: str
-    """Where its row stands: `row 3 of train.jsonl`."""
+    """Location of its row: `row 3 of train.jsonl`."""
     tokens: list[str]
     loss_mask: list[int]
     """[num_tokens] 1 for tokens that are learned, as in a demonstration's response. A prompt has no
@@ -81,7 +81,7 @@ class Rendered:
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """The files that one key of the recipe, or one source of its mix, names."""
+    """Describes the files that one key of the recipe, or one source of its mix, names."""
 
     name: str
     """prompts, eval, demonstrations, train, validation; or the name of a source of the mix."""
@@ -93,7 +93,7 @@ class Part:
     """How the prompts are scored; None if that is not known."""
     roles: Mapping[str, Role] = field(default_factory=dict)
     """The roles of its episodes, if there are several."""
-    files: list[FileLook] = field(default_factory=list)
+    files: list[FileReport] = field(default_factory=list)
     kind: Kind | None = None
     """Kind of the training rows; None for prompts."""
     loaded: Loaded | None = None
@@ -102,14 +102,14 @@ class Part:
     """Rows to train on."""
     report: ExampleReport | None = None
     """The report on `examples`."""
-    images: ImageLook | None = None
+    images: ImageReport | None = None
     """The images of its rows; None if there are none, or without a tokenizer."""
     rendered: list[Rendered] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
 class DataCheck:
-    """The findings of a check."""
+    """Holds the findings of a check."""
 
     parts: list[Part]
     problems: list[MilesError] = field(default_factory=list)
@@ -132,7 +132,7 @@ def check_file_alone(
     None: lengths are in characters; `settings`: further keys of `data`."""
     keys = {"prompt_key": prompt_key, "label_key": label_key, **(settings or {})}
     data = Data(prompts=name, **keys)
-    with _made_here() as run:
+    with _scratch_run() as run:
         data = with_local_files(data, run, 0, output=output)
         tokenizer = load_tokenizer(model, chat_template=data.chat_template) if model else None
         part = Part(name="prompts", data=data, named=[name], field="prompts", rollout=None)
@@ -141,7 +141,7 @@ def check_file_alone(
             part = Part(
                 name="train", data=learned, named=[name], field="train", rollout=None, kind=kind
             )
-        return _checked([part], tokenizer, run=run, seed=0, output=output)
+        return _check_parts([part], tokenizer, run=run, seed=0, output=output)
 
 
 def _kind_of(data: Data) -> Kind | None:
@@ -160,17 +160,17 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
     `model`."""
     require_files(recipe.data)
     facts = _facts(recipe, model)
-    with _made_here() as run:
+    with _scratch_run() as run:
         data = with_foreign_tasks(recipe.data, recipe.rollout, run)
         data = with_local_files(data, run, recipe.run.seed, output=output)
         folder = model or _tokenizer_folder(recipe, data, run)
         tokenizer = load_tokenizer(
             folder,
             chat_template=recipe.data.chat_template,
-            tools=offered(recipe.rollout),
+            tools=offered_tools(recipe.rollout),
         )
         tokenizer.num_embeddings = facts.vocab_size if facts is not None else None
-        checked = _checked(
+        checked = _check_parts(
             list(_parts(recipe, data)),
             tokenizer,
             run=run,
@@ -201,9 +201,9 @@ def _compare(
     *,
     output: Output,
 ) -> None:
-    """Make the checks of a run."""
+    """Make the checks of a run, and add the outcomes to `check`."""
     loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
-    subject = Subject(
+    subject = CheckSubject(
         recipe=recipe,
         facts=facts,
         tokenizer=tokenizer,
@@ -220,14 +220,14 @@ def _compare(
         output=output,
         missing={} if facts else {"facts": f"{tokenizer.folder} has no {CONFIG_NAME}"},
     )
-    for made in outcomes([one for one in INPUTS if one.name not in _PART_BY_PART], subject):
+    for made in run_checks([one for one in INPUTS if one.name not in _PART_BY_PART], subject):
         check.checked.append(made)
         check.warnings += made.doubts
         check.problems += [made.refusal] if made.refusal else []
 
 
 @contextmanager
-def _made_here() -> Iterator[RunDir]:
+def _scratch_run() -> Iterator[RunDir]:
     with tempfile.TemporaryDirectory(prefix="miles-data-") as folder:
         yield RunDir(path=Path(folder))
 
@@ -276,7 +276,7 @@ def _parts(recipe: Recipe, data: Data) -> Iterator[Part]:
             )
 
 
-def _checked(
+def _check_parts(
     parts: list[Part],
     tokenizer: ChatTokenizer | None,
     *,
@@ -293,7 +293,7 @@ def _checked(
         wants = needs_label(part.rollout) if part.rollout is not None else None
         wants = False if part.field == "demonstrations" else wants
         try:
-            part.files, files = look_at(
+            part.files, files = report_prompt_files(
                 part.data,
                 part.field,
                 needs_label=wants,
@@ -309,7 +309,7 @@ def _checked(
                 for look in part.files
                 if look.words
             ]
-            check.warnings += _of_no_model(part) if tokenizer is None else []
+            check.warnings += _unknown_without_model(part) if tokenizer is None else []
             if tokenizer is None or any(look.problem for look in part.files):
                 continue
             part.loaded = load_files(
@@ -319,12 +319,12 @@ def _checked(
             check.problems.append(error)
             continue
         measured = part.loaded.source.some(NUM_MEASURED)
-        part.images = look_at_images([*each.images, *each.worked_images] for each in measured)
+        part.images = report_images([*each.images, *each.worked_images] for each in measured)
         try:
             if part.field == "demonstrations":
-                worked_lines(measured, tokenizer, roles=part.roles, files=files)
+                worked_trajectories(measured, tokenizer, roles=part.roles, files=files)
             for prompt in measured[:NUM_SHOWN]:
-                part.rendered += rendered(
+                part.rendered += render_prompt(
                     prompt, tokenizer, field=part.field, roles=part.roles, files=files
                 )
         except DataError as error:
@@ -337,8 +337,8 @@ def _checked(
     return check
 
 
-def _of_no_model(part: Part) -> list[str]:
-    """Return what is not known without a model."""
+def _unknown_without_model(part: Part) -> list[str]:
+    """Return warnings that list what cannot be checked without a model."""
     return [
         f"{look.path} has images: only models that accept images can use it, and `--model "
         "FOLDER` counts their tokens"
@@ -355,13 +355,14 @@ def _check_rows(
     *,
     folder: Path,
 ) -> None:
-    """Check the rows of `data.train` or `data.validation`, as a run takes them."""
+    """Read the rows of `data.train` or `data.validation` as a run does, and add the findings to
+    `check`."""
     key: RowField = part.field  # type: ignore[assignment]
     try:
         sees = tokenizer.images if tokenizer is not None else OF_ANY_MODEL
-        part.files = look_at_rows(part.data, key, kind=kind, folder=folder, images=sees)
+        part.files = report_example_files(part.data, key, kind=kind, folder=folder, images=sees)
         check.problems += [look.problem for look in part.files if look.problem]
-        check.warnings += _of_no_model(part) if tokenizer is None else []
+        check.warnings += _unknown_without_model(part) if tokenizer is None else []
         if tokenizer is None or any(look.problem for look in part.files):
             return
         part.examples, part.report = load_examples(
@@ -374,15 +375,15 @@ def _check_rows(
     except DataError as error:
         check.problems.append(error)
         return
-    part.images = look_at_images(
+    part.images = report_images(
         side.images
         for row in part.examples[:NUM_MEASURED]
         for side in ((row,) if isinstance(row, Trajectory) else row.sides[:1])
     )
-    part.rendered = list(rendered_rows(part.examples, tokenizer, places=part.report.first))
+    part.rendered = list(render_rows(part.examples, tokenizer, places=part.report.first))
 
 
-def look_at(
+def report_prompt_files(
     data: Data,
     field: str,
     *,
@@ -391,12 +392,12 @@ def look_at(
     folder: Path,
     output: Output,
     images: PromptImages | None = None,
-) -> tuple[list[FileLook], list[FileRows]]:
+) -> tuple[list[FileReport], list[FileRows]]:
     """Read each file that `data.<field>` names, and report bad rows. `folder`: where Arrow files
-    are written; `images`: how the model sees them. Raises DataError for what is no file of rows, or
-    lacks the columns."""
+    are written; `images`: how the model sees them. Raises DataError if a file has no rows, or lacks
+    the columns."""
     form = form_of(data, field, needs_label=needs_label, images=images)  # type: ignore[arg-type]
-    looks, files, first_index = list[FileLook](), list[FileRows](), 0
+    reports, files, first_index = list[FileReport](), list[FileRows](), 0
     for name in names_in(getattr(data, field)):
         file = file_named(name, key=f"data.{field}")
         check_file(Path(file.name), field=field)
@@ -407,22 +408,22 @@ def look_at(
                 table, file, form, folder=folder, first_index=first_index, output=output
             )
         except DataError as error:
-            looks.append(unread(file, first, error))
+            reports.append(report_unread_file(file, first, error))
             continue
-        look = look_of(rows, first)
+        look = report_file(rows, first)
         if look.problem is None:
-            look.num_duplicates, look.duplicates = duplicates_in(rows)
+            look.num_duplicates, look.duplicates = find_duplicates(rows)
             if with_lengths:
                 sample = rows.read(evenly(len(rows), NUM_MEASURED))
                 look.lengths = sorted(len(row.text) for row in sample if row.messages)
-            look.words = words_in(rows)
-        looks.append(look)
+            look.words = gap_words(rows)
+        reports.append(look)
         files.append(rows)
         first_index += rows.last_line
-    return looks, files
+    return reports, files
 
 
-def rendered(
+def render_prompt(
     prompt: Prompt,
     tokenizer: ChatTokenizer,
     *,
@@ -430,12 +431,13 @@ def rendered(
     roles: Mapping[str, Role],
     files: Sequence[FileRows],
 ) -> list[Rendered]:
-    """Render a prompt as text, token by token; a demonstration with its response. Of an episode of
-    several `roles` what each sees; a prompt as the first does. Raises as `worked_lines`."""
+    """Render a prompt as text, token by token; a demonstration with its response. In an episode of
+    several `roles`, render the conversation of each role of a worked episode, and a prompt as the
+    first role sees it. Raises as `worked_trajectories`."""
     lines = {"": unsampled(prompt.token_ids, bytes(len(prompt.token_ids)))}
     worked = field == "demonstrations" and prompt.demonstration is not None
     if worked:
-        lines = worked_lines([prompt], tokenizer, roles=roles, files=files)[prompt.index]
+        lines = worked_trajectories([prompt], tokenizer, roles=roles, files=files)[prompt.index]
     elif roles:
         first = next(iter(roles))
         text = tokenizer.render(conversation_of(first, roles, prompt=prompt, turns=()))
@@ -453,7 +455,8 @@ def rendered(
 
 
 def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, int]]:
-    """Return (from, up to, how many) of at most so many equal ranges. `lengths` ascending."""
+    """Return (from, up to, how many) of at most `most` ranges of equal width. `lengths` must be in
+    ascending order."""
     least = lengths[0]
     width = (lengths[-1] - least) // most + 1
     counts = Counter((length - least) // width for length in lengths)
@@ -462,11 +465,11 @@ def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, 
     ]
 
 
-def rendered_rows(
+def render_rows(
     rows: Sequence[Trajectory | Pair], tokenizer: ChatTokenizer, *, places: Sequence[str]
 ) -> Iterator[Rendered]:
-    """Render the first sequences that are learned from, token by token; of a pair each side.
-    `places`: where the rows of these sequences stand."""
+    """Yield the first sequences that are trained on, rendered token by token; both sides of a pair.
+    `places`: the locations of their rows."""
     for place, row in zip(places, rows, strict=False):
         sides = {"": row} if isinstance(row, Trajectory) else _sides(row)
         for name, side in sides.items():

@@ -1,6 +1,6 @@
-"""The data of a run, before any process starts: finds or downloads files, writes tasks of other
-packages' environments as rows (`task:verifiers`, `task:harbor`), checks labels and leaks, and makes
-demonstrations. Called by `run_inputs`."""
+"""Prepares the data of a run, before any process starts: finds or downloads files, writes tasks of
+other packages' environments as rows (`task:verifiers`, `task:harbor`), checks labels and leaks, and
+makes demonstrations. Called by `run_inputs`."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def refuse_leak(
 def _pairs(
     leaks: Sequence[Leak], heldout: FilePrompts, prompts: FilePrompts, *, joined: str
 ) -> str:
-    """Name the rows of the first leaks."""
+    """Return a text that lists the rows of the first leaks."""
     pairs = [
         f"{row_named(leak.heldout, heldout.files)}{joined}{row_named(leak.prompts, prompts.files)}"
         for leak in leaks[:NUM_LEAKS_SHOWN]
@@ -231,10 +231,10 @@ def kind_of_rows(recipe: Recipe) -> Kind:
     return takes
 
 
-def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:
+def refuse_trained_prompts(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:
     """Raise DataError if a held-out prompt is that of a training row: the tokens of a chat before
     its first answer."""
-    asked = {prompt.identity: prompt for prompt in heldout}
+    by_identity = {prompt.identity: prompt for prompt in heldout}
     sides = (
         (place, side)
         for place, row in enumerate(rows)
@@ -245,7 +245,7 @@ def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair])
         if side is not None:
             start = max(side.loss_mask.find(1), 0)
             shown = tuple(span.sha256 for span in side.image_spans if span.start < start)
-            if prompt := asked.get((tuple(side.token_ids[:start]), shown)):
+            if prompt := by_identity.get((tuple(side.token_ids[:start]), shown)):
                 leaks.setdefault(prompt.index, (prompt, place))
     if leaks:
         prompt, place = next(iter(leaks.values()))
@@ -257,7 +257,7 @@ def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair])
         )
 
 
-def near_leaks_told(
+def near_leak_warning(
     heldout: FilePrompts,
     graded: list[Prompt],
     prompts: FilePrompts,
@@ -272,8 +272,8 @@ def near_leaks_told(
         return None
     compared = [graded[place] for place in evenly(len(graded), NEAR_HELDOUT)]
     label, total = "comparing with the held-out prompts", min(NEAR_ROWS, len(prompts))
-    with Transfer(output, label=label, total=total, unit="prompts", tells_quick=False) as seen:
-        leaks = near_leaks(compared, prompts, tick=seen.reached)
+    with Transfer(output, label=label, total=total, unit="prompts", tells_quick=False) as progress:
+        leaks = near_leaks(compared, prompts, tick=progress.reached)
     if len(graded) > NEAR_HELDOUT or len(prompts) > NEAR_ROWS:
         output.note(
             f"{len(compared):,} of {len(graded):,} held-out prompts were compared with "
@@ -292,7 +292,7 @@ def demonstrations_of(
     """Return the worked responses with their loss masks; of large files only as many as the warm-up
     takes."""
     most = recipe.warmup.steps * recipe.warmup.batch_size
-    lines = worked_lines(
+    lines = worked_trajectories(
         source.some(most), tokenizer, roles=roles_of(recipe.rollout), files=source.files
     )
     trajectories = [line for shown in lines.values() for line in shown.values()]
@@ -313,7 +313,7 @@ def demonstrations_of(
     return trajectories
 
 
-def worked_lines(
+def worked_trajectories(
     prompts: Iterable[Prompt],
     tokenizer: ChatTokenizer,
     *,
@@ -366,8 +366,8 @@ def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
 
 
 HELDOUT = "-heldout"
-EVERY = 16
-"""One prompt in sixteen is held out, whatever the seed."""
+HELDOUT_EVERY = 16
+"""One prompt in this number is held out, whatever the seed."""
 TASKS: Mapping[str, Callable[[Rollout], list[dict[str, Any]]]] = {
     "verifiers": tasks_of_verifiers,
     "harbor": tasks_of_harbor,
@@ -376,9 +376,9 @@ TASKS: Mapping[str, Callable[[Rollout], list[dict[str, Any]]]] = {
 
 
 def with_foreign_tasks(data: Data, rollout: Rollout, run: RunDir) -> Data:
-    """Return the same data, with the tasks of another package written as files of the run. The
-    recipe's `rollout` determines these tasks, so they are written before other tasks. Raises
-    RecipeError or MachineError if the package does not return them."""
+    """Return the same data, with tasks of other packages written as files of the run. The recipe's
+    `rollout` determines these tasks, so they are written before other tasks. Raises RecipeError or
+    MachineError if the package does not return them."""
     made: dict[str, str] = {}
     return data.model_copy(
         update=_with_names(
@@ -403,18 +403,18 @@ def _local_task_file(
             fix=f"--set rollout.agent={package}",
         )
     if short not in made:
-        made |= _written(package, TASKS[package](rollout), run)
+        made |= _write_tasks(package, TASKS[package](rollout), run)
     return replace(file, name=made[short]).spelled()
 
 
-def _written(package: str, rows: list[dict[str, Any]], run: RunDir) -> dict[str, str]:
+def _write_tasks(package: str, rows: list[dict[str, Any]], run: RunDir) -> dict[str, str]:
     """Write both files, and return their paths by the names of their tasks."""
     run.data_dir.mkdir(parents=True, exist_ok=True)
     parts: dict[str, list[dict[str, Any]]] = {package: [], package + HELDOUT: []}
     places: dict[str, int] = {}
     for row in rows:  # rows of one prompt are on one side
         place = places.setdefault(json.dumps(row["prompt"]), len(places))
-        parts[package + HELDOUT * (place % EVERY == EVERY - 1)].append(row)
+        parts[package + HELDOUT * (place % HELDOUT_EVERY == HELDOUT_EVERY - 1)].append(row)
     made = {}
     for name, part in parts.items():
         path = run.data_dir / f"{name}.jsonl"

@@ -1,5 +1,5 @@
-"""Distributes a run's environments over all of its nodes: starts processes for them where the
-driver is not. Not used on a single computer."""
+"""Distributes a run's environments over all of its nodes: starts processes for them on the nodes
+without the driver. Not used on a single computer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.rollout.episode.episode import load_agent
 if TYPE_CHECKING:  # processes that collect need nothing of it
     from milescli.runtime.inputs.run_inputs import RunInputs
 
-TRY_THERE = "milescli.agents.environment:try_there"
+TRY_THERE = "milescli.agents.environment:try_on_node"
 TRY_TIMEOUT_S = 180.0
 """Time for a node to import an environment and start an episode."""
 
@@ -57,15 +57,15 @@ def _lives_on_nodes(rollout: Rollout) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadEnvironments:
-    """The processes that hold environments on other nodes."""
+    """Holds the processes that host environments on other nodes."""
 
     agent: EnvironmentAgent
     nodes: Sequence[NodeProcesses]
     """All nodes except the driver's."""
 
     def end(self) -> None:
-        """Play later episodes beside the driver. Call it when none is in progress; it may be called
-        more than once."""
+        """Play later episodes on the driver's node. Call it when no episode is in progress; it may
+        be called more than once."""
         self.agent.fleet.leave_nodes()
         for node in self.nodes:
             node.close()

@@ -1,6 +1,6 @@
-"""What the episodes of a run are played with, in training and in evaluation alike: how an agent
-chats (the tokenizer, SGLang's parsers of what the model writes), who scores responses, and how
-users are warned of episodes that failed."""
+"""Builds the parts that play and score episodes, in training and in evaluation alike: the chat form
+(the tokenizer, SGLang's parsers of the model's replies), the scorers of responses, and the warnings
+of episodes that failed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from milescli.recipe.data import MixSource
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout import rewards
 from milescli.rollout.episode.session import ChatForm
-from milescli.rollout.rewards.role_rewards import ByRole
-from milescli.rollout.rewards.scoring import BySource, Scoring
+from milescli.rollout.rewards.role_rewards import RoleScorer
+from milescli.rollout.rewards.scoring import Scoring, SourceScorer
 from milescli.rollout.rewards.served.reward_model import ScoreServer
-from milescli.runtime.inputs.given_models import by_role
+from milescli.runtime.inputs.auxiliary_models import policies_by_role
 
 if TYPE_CHECKING:
     from milescli.backends.sglang.client.fleet import SglangFleet
     from milescli.runtime.inputs.run_inputs import RunInputs
     from milescli.runtime.recovery.engines import Engines
 
-OF_OUR_TEMPLATE = "qwen25"
-"""How calls are written by our own template, of which SGLang knows nothing."""
+OWN_TEMPLATE_FORM = "qwen25"
+"""The form in which miles's own template writes tool calls, which SGLang does not know."""
 POLICY = "policy"
 """Name of the model in HTTP requests."""
 _PARSERS: weakref.WeakValueDictionary[ReplyForm, SglangReplies] = weakref.WeakValueDictionary()
@@ -38,14 +38,14 @@ _PARSERS: weakref.WeakValueDictionary[ReplyForm, SglangReplies] = weakref.WeakVa
 
 
 def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
-    """Return how the recipe's agent chats; None for the agent `single_turn`, which gives token ids:
-    nobody chats."""
+    """Return how the recipe's agent converts messages to tokens; None for the agent `single_turn`,
+    which passes token ids."""
     rollout = recipe.rollout
     if rollout.agent == "single_turn":
         return None
     tool_parser = rollout.tool_parser
     if tool_parser == "auto" and tokenizer.template in (CHAT_TEMPLATE, IMAGE_CHAT_TEMPLATE):
-        tool_parser = OF_OUR_TEMPLATE
+        tool_parser = OWN_TEMPLATE_FORM
     form = ReplyForm(
         tool_parser=tool_parser,
         reasoning_parser=rollout.reasoning_parser,
@@ -57,28 +57,28 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
     if rollout.agent not in AGENTS.builtin or rollout.agent in FOREIGN:
         longest = recipe.data.max_prompt_tokens + rollout.max_response_tokens
         doors = SessionProxy(tokenizer=tokenizer, model=POLICY, max_model_len=longest)
-    return ChatForm(tokenizer=tokenizer, parser=parser, doors=doors)
+    return ChatForm(tokenizer=tokenizer, parser=parser, session_server=doors)
 
 
 def rollout_of_source(recipe: Recipe, source: MixSource) -> Rollout:
-    """Return the recipe's `rollout`, with the reward of the source where it has one."""
+    """Return the recipe's `rollout`, with the source's own reward if it has one."""
     reward = source.reward or recipe.rollout.reward
     return recipe.rollout.model_copy(update={"reward": reward})
 
 
 def scorer_of(recipe: Recipe, server: ScoreServer | None) -> Scoring:
-    """Return the recipe's reward, bounded and retried as the recipe says; those of its mix, each
-    for the prompts of its source; and those of its roles. `server`: who holds the reward model;
-    None: the recipe names none."""
+    """Return the scorer of the recipe's reward, bounded and retried as the recipe says, with the
+    rewards of sources of its mix and of its roles. `server`: scores with the reward model; None:
+    the recipe names none."""
     usual = rewards.scorer_of(recipe.rollout, server)
     own = {
         source.called: rewards.scorer_of(rollout_of_source(recipe, source), server)
         for source in recipe.data.mix or []
         if source.reward is not None
     }
-    episodes = BySource(usual, own) if own else usual
+    episodes = SourceScorer(usual, own) if own else usual
     roles = rewards.role_scorers_of(recipe.rollout, server)
-    return ByRole(episodes, roles) if roles else episodes
+    return RoleScorer(episodes, roles) if roles else episodes
 
 
 def episode_parts(
@@ -97,8 +97,8 @@ def episode_parts(
         "decode": inputs.tokenizer.decode,
         "vocab_size": inputs.facts.vocab_size,
         "chat_form": chat_form_of(recipe, inputs.tokenizer),
-        "policies": by_role(recipe, engines.policies),
-        "tell": FirstFew(warn) if warn is not None else None,
+        "policies": policies_by_role(recipe, engines.policies),
+        "tell": FirstWarnings(warn) if warn is not None else None,
     }
 
 
@@ -106,15 +106,15 @@ NUM_REPORTED = 3
 
 
 @dataclass(slots=True)
-class FirstFew:
-    """Passes on the first `NUM_REPORTED` warnings of failed episodes, which are played anew; the
-    figure `failed_episodes` counts all."""
+class FirstWarnings:
+    """Passes on the first `NUM_REPORTED` warnings of failed episodes, which are repeated; the
+    metric `failed_episodes` counts all."""
 
     say: Callable[[str], None]
-    num_heard: int = 0
+    num_received: int = 0
 
     def __call__(self, text: str) -> None:
-        """Report one more."""
-        self.num_heard += 1
-        if self.num_heard <= NUM_REPORTED:
-            self.say(text + "; further ones are counted" * (self.num_heard == NUM_REPORTED))
+        """Pass on the warning if it is one of the first."""
+        self.num_received += 1
+        if self.num_received <= NUM_REPORTED:
+            self.say(text + "; further ones are counted" * (self.num_received == NUM_REPORTED))

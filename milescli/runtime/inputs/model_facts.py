@@ -1,5 +1,5 @@
-"""Facts about a recipe's model from its config.json alone, before a run is planned: no weights are
-downloaded, made or loaded. `run_inputs` later reads the real files."""
+"""Reads the facts about a recipe's model from its config.json alone, before a run is planned: no
+weights are downloaded, made or loaded. `run_inputs` later reads the real files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.model import Model, ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import nearest_template, shipped_shape
-from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
+from milescli.runtime.inputs.auxiliary_models import checkpoint_of, is_checkpoint
 
 
 def facts_of_recipe(model: Model) -> ModelFacts:

@@ -1,5 +1,5 @@
-"""The plug-ins that a recipe names, resolved and checked before a device is taken. What ships is
-known to fit, so that only its name is looked up, unless it depends on other settings."""
+"""Loads and checks the plug-ins that a recipe names, before a device is taken. Built-in ones are
+known to fit, so only their names are looked up, unless they depend on other settings."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _OF_DRIVER = tuple(
     or (point.runs_in == "driver" and point not in _OF_TRAINER and point is not ROWS)
 )
 _ON_RANKS_ALWAYS = ("weights", "model", "train.optimizer.rule")
-"""Keys of plug-ins that ranks call whatever the objective."""
+"""Keys of plug-ins that ranks call for every objective."""
 
 
 def load_plugins(recipe: Recipe) -> None:
-    """Load the recipe's plug-ins; those of the trainer only where one of them is the user's, or may
-    need what the recipe does not keep. Raises RecipeError where one cannot be had, does not have
-    the signature of its kind, or needs a model that the run does not keep."""
-    check_at_once(recipe)
+    """Load the recipe's plug-ins; those of the trainer only if one of them is the user's, or may
+    need a model that the run does not load. Raises RecipeError if one cannot be loaded, does not
+    have the signature of its kind, or needs a model that the run does not load."""
+    check_plugins_quickly(recipe)
     has_own = any(name not in point.builtin for point, name in _named(recipe, _OF_TRAINER))
     if has_own or recipe.train.reference is False:
         load_train_plugins(recipe)
 
 
-def check_at_once(recipe: Recipe) -> None:
-    """Check what takes no time: the plug-ins of the driver, and whether those of the trainer's
-    ranks have a name that is known. Raises as `load_plugins`."""
+def check_plugins_quickly(recipe: Recipe) -> None:
+    """Check the plug-ins of the driver, and whether the names of those of the trainer's ranks are
+    known. Takes no time. Raises as `load_plugins`."""
     _check_rollout(recipe.rollout)
     for point, name in _named(recipe, _OF_DRIVER):
         if name not in point.builtin:
@@ -76,7 +76,7 @@ def load_train_plugins(recipe: Recipe) -> None:
 
 
 def _named(recipe: Recipe, points: tuple[PlugPoint, ...]) -> Iterator[tuple[PlugPoint, str]]:
-    """Yield the points of which the recipe names a plug-in, and its name."""
+    """Yield each plug point for which the recipe names a plug-in, and that name."""
     for point in points:
         name = attrgetter(point.key)(recipe)
         if name is not None and name != point.off:

@@ -1,5 +1,6 @@
-"""What a frozen model says of the rows that a run learns from, computed once and kept in the run
-directory: log-probs of the reference (`ReferenceCache`) and of a teacher (`TeacherCache`)."""
+"""Computes what a frozen model predicts for the rows that a run learns from, once, and stores it in
+the run directory: log-probs of the reference (`ReferenceCache`) and of a teacher
+(`TeacherCache`)."""
 
 from __future__ import annotations
 
@@ -22,19 +23,20 @@ from milescli.train.packing import images_of, pack
 
 Row = TypeVar("Row", Trajectory, Pair)
 Numbers = tuple[np.ndarray, ...]
-"""[num_tokens, ...] arrays about one line of tokens."""
+"""[num_tokens, ...] arrays about one token sequence."""
 AskTeachers = Callable[[Sequence[Trajectory]], Awaitable[list[TeacherTokens]]]
-"""Asks served teachers about rows."""
+"""Returns the predictions of served teachers for rows."""
 CHUNK_TOKENS = 1 << 20
-"""Number of tokens, about, that are sent to the ranks at once."""
+"""Approximate number of tokens that are sent to the ranks at once."""
 
 
 class RowCache(Generic[Row]):
-    """Numbers of a frozen model about the rows of a run, in one file of the run directory. Rows
-    with equal tokens share their numbers."""
+    """Stores the numbers of a frozen model about the rows of a run, in one file of the run
+    directory. Rows with equal tokens share their numbers."""
 
     def __init__(self, file: Path, *arrays: str) -> None:
-        """`arrays`: names of the arrays of each line. The folder is made if it is absent."""
+        """Open the cache; create its folder if necessary. `arrays`: names of the arrays of each
+        sequence."""
         self._file, self._arrays = file, arrays
         self._known: dict[str, Numbers] = {}
         """Fingerprint of a line's tokens -> its numbers."""
@@ -50,19 +52,20 @@ class RowCache(Generic[Row]):
         """Return the rows that the model has not scored."""
         return [row for row in rows if self._numbers(row) is None]
 
-    def known(self, row: Row) -> Row:
-        """Return the row with its numbers, if the model has scored it."""
+    def with_numbers(self, row: Row) -> Row:
+        """Return the row with its numbers if the model has scored it, else unchanged."""
         numbers = self._numbers(row)
         return row if numbers is None else self._joined(row, numbers)
 
     async def add(
         self, rows: Sequence[Row], *, trainer: Trainer, plan: Plan, stop: StopFlag
     ) -> None:
-        """Score rows and write the numbers to disk, also if the run is stopped in between."""
+        """Score rows with the trainer's ranks and write the numbers to disk, also if the run is
+        stopped before all are scored."""
         try:
             for chunk in chunks_of(rows):
                 stop.check()
-                lines = [line for row in chunk for line in lines_of(row)]
+                lines = [line for row in chunk for line in trajectories_of(row)]
                 scores = await self._score(lines, trainer, plan)
                 self._known.update(zip(map(fingerprint_of, lines), scores, strict=True))
         finally:
@@ -79,12 +82,14 @@ class RowCache(Generic[Row]):
 
     def _numbers(self, row: Row) -> list[Numbers] | None:
         numbers = [
-            self._known[name] for name in map(fingerprint_of, lines_of(row)) if name in self._known
+            self._known[name]
+            for name in map(fingerprint_of, trajectories_of(row))
+            if name in self._known
         ]
-        return numbers if len(numbers) == len(lines_of(row)) else None
+        return numbers if len(numbers) == len(trajectories_of(row)) else None
 
     def _write(self) -> None:
-        """Replace the file, whole or not at all."""
+        """Replace the file atomically."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         columns = list(zip(*self._known.values(), strict=True))
         joined = map(np.concatenate, columns)
@@ -99,7 +104,7 @@ class RowCache(Generic[Row]):
 
 
 class ReferenceCache(RowCache[Pair]):
-    """Log-probs of a run's pairs by the weights that it begins from, which the trainer computes
+    """Stores the log-probs of a run's pairs under its initial weights, which the trainer computes
     once."""
 
     def __init__(self, folder: Path) -> None:
@@ -116,14 +121,14 @@ class ReferenceCache(RowCache[Pair]):
 
 
 class TeacherCache(RowCache[Trajectory]):
-    """The likeliest tokens at each place of a run's rows by a teacher, with their log-probs. There
-    is one file for each teacher and number of tokens."""
+    """Stores the most likely tokens of a teacher at each position of a run's rows, with their
+    log-probs. There is one file for each teacher and number of tokens."""
 
     def __init__(
         self, folder: Path, *, marks: Sequence[str], topk: int, served: AskTeachers | None = None
     ) -> None:
-        """`marks`: equal for equal teachers; `served`: asks served teachers; None: the trainer's
-        ranks hold the teachers."""
+        """Open the cache of a teacher. `marks`: equal for equal teachers; `served`: sends rows to
+        served teachers; None: the trainer's ranks hold the teachers."""
         self._topk, self._served = topk, served
         mark = hashlib.blake2b(json.dumps([topk, *marks]).encode(), digest_size=8).hexdigest()
         super().__init__(folder / f"{mark}.npz", "token_ids", "logprobs")
@@ -150,8 +155,8 @@ class TeacherCache(RowCache[Trajectory]):
         ]
 
 
-def lines_of(row: Trajectory | Pair) -> Sequence[Trajectory]:
-    """Return the lines of tokens of a row: the sides of a pair."""
+def trajectories_of(row: Trajectory | Pair) -> Sequence[Trajectory]:
+    """Return the token sequences of a row: the row itself, or the sides of a pair."""
     return row.sides if isinstance(row, Pair) else [row]
 
 
@@ -162,7 +167,7 @@ def fingerprint_of(row: Trajectory) -> str:
 
 
 def chunks_of(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows in parts of about CHUNK_TOKENS tokens."""
+    """Split the rows into parts of about CHUNK_TOKENS tokens."""
     chunks: list[list[Row]] = [[]]
     tokens = 0
     for row in rows:
@@ -170,12 +175,12 @@ def chunks_of(rows: Sequence[Row]) -> list[list[Row]]:
             chunks.append([])
             tokens = 0
         chunks[-1].append(row)
-        tokens += sum(line.num_tokens for line in lines_of(row))
+        tokens += sum(line.num_tokens for line in trajectories_of(row))
     return [chunk for chunk in chunks if chunk]
 
 
 def batch_to_score(rows: Sequence[Trajectory], plan: Plan) -> TrainBatch:
-    """Pack rows that a model scores."""
+    """Pack rows into a batch that a model scores."""
     return pack(
         [
             sequence_of(row, streams={}, token_weight=1.0, share=1.0, group=number)

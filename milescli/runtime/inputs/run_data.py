@@ -1,6 +1,6 @@
 """Reads all data of a run, whose files are local: prompts, rows, demonstrations, held-out prompts.
-Refuses bad rows; `checks` makes the comparisons. Called by `run_inputs` and by the dry run's
-look."""
+Refuses bad rows; `checks` makes the comparisons. Called by `run_inputs` and by
+`input_check_process`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Reports = dict[str, SourceReport | ExampleReport]
 
 @dataclass(slots=True, kw_only=True)
 class RunData:
-    """The data of a run, checked and tokenised."""
+    """Holds the data of a run, checked and tokenised."""
 
     prompts: FilePrompts | MixedPrompts | None = None
     """None if the run learns from rows."""
@@ -67,9 +67,9 @@ def load_data(
     output: Output | None,
     large_rows: int | None = None,
 ) -> RunData:
-    """Read everything that `data` names: the recipe's, with local paths. Without a ChatTokenizer,
-    what has loss masks is left out: rows are read only, and demonstrations are not. `large_rows`:
-    files with more are tokenised on demand. Raises DataError, RecipeError."""
+    """Read everything that `data` names: the recipe's, with local paths. Without a ChatTokenizer no
+    loss masks are made: rows are only read, and demonstrations are left out. `large_rows`: files
+    with more rows are tokenised on demand. Raises DataError, RecipeError."""
     say = output.note if output else None
     loaded = RunData()
 
@@ -168,7 +168,8 @@ def _read_rows(recipe: Recipe, data: Data, run: RunDir, *, images: PromptImages 
 
 
 MAX_BYTES = 64 * MIB
-"""Larger files (together) are left to `miles data check` and to the launch."""
+"""If the files together are larger, the dry run leaves them to `miles data check` and to the
+launch."""
 
 
 def why_unread(data: Data) -> str:

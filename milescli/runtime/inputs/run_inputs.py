@@ -1,5 +1,5 @@
-"""The inputs of a run, before any process starts: model folder, tokenizer, prompts, demonstrations.
-Refuses bad input."""
+"""Prepares the inputs of a run, before any process starts: model folder, tokenizer, prompts,
+demonstrations. Refuses bad input."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from milescli.agents.foreign.playing import require_environment_there
-from milescli.agents.tool_kit import offered
+from milescli.agents.foreign.playing import require_foreign_environment
+from milescli.agents.tool_kit import offered_tools
 from milescli.backends.hub.models import fetch_model
 from milescli.checkpoint.matching import require_mtp_layer
 from milescli.checkpoint.run_dir import RunDir
@@ -34,7 +34,16 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.environments import require_environment
 from milescli.rollout.episode.agents import require_agent
 from milescli.rollout.rewards import load_all_rewards, needs_label
-from milescli.runtime.inputs.checks import HELD_OUT, INPUTS, Outcome, Subject, require
+from milescli.runtime.inputs.auxiliary_models import (
+    check_served_teachers,
+    checkpoint_of,
+    draft_folder,
+    is_checkpoint,
+    policy_folders,
+    reward_model_folder,
+    teacher_folders,
+)
+from milescli.runtime.inputs.checks import HELD_OUT, INPUTS, CheckSubject, Outcome, require_checks
 from milescli.runtime.inputs.data_files import (
     check_labels_of,
     rollouts_of,
@@ -42,21 +51,12 @@ from milescli.runtime.inputs.data_files import (
     with_foreign_tasks,
     with_local_files,
 )
-from milescli.runtime.inputs.given_models import (
-    checkpoint_of,
-    draft_folder,
-    is_checkpoint,
-    met_teachers,
-    policy_folders,
-    reward_model_folder,
-    teacher_folders,
-)
 from milescli.runtime.inputs.run_data import load_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInputs:
-    """Inputs of a run, checked and tokenised."""
+    """Holds the inputs of a run, checked and tokenised."""
 
     model_dir: Path
     """A Hugging Face folder with config.json, safetensors and a tokenizer."""
@@ -73,9 +73,9 @@ class RunInputs:
     rows: Examples[Any] | None = None
     """Trajectories or pairs of `data.train`; None if the run learns from samples."""
     critic_dir: Path | None = None
-    """A Hugging Face folder that gives scores; None: the run trains no critic."""
+    """A Hugging Face folder of a model with a score head; None: the run trains no critic."""
     reward_model_dir: Path | None = None
-    """A Hugging Face folder that gives scores; None if no reward model is used."""
+    """A Hugging Face folder of a model with a score head; None if no reward model is used."""
     draft_dir: Path | None = None
     """A Hugging Face folder of the draft model; None if there is none."""
     teacher_dirs: tuple[Path, ...] = ()
@@ -84,7 +84,7 @@ class RunInputs:
     """Hugging Face folders of `rollout.policies`, which play roles, in order: engines of their own,
     the last ones of the plan, are started on them."""
     served: tuple[str, ...] = ()
-    """Served teachers of the run: address, and what is served there."""
+    """Served teachers of the run: URL and name of the model that it serves."""
     validation: list[Any] = dataclasses.field(default_factory=list)
     """Held-out rows; empty without `data.validation`."""
     checked: list[Outcome] = dataclasses.field(default_factory=list)
@@ -97,9 +97,9 @@ class RunInputs:
 
     @property
     def own_stop_ids(self) -> list[int]:
-        """Return the token that ends a turn of the chat template, where config.json and
-        generation_config.json do not have it: the run teaches it, so engines must stop at it; and
-        the tokens of images, behind which an engine would want an image."""
+        """Return the token that ends a turn of the chat template, if config.json and
+        generation_config.json do not have it: the run teaches it, so engines must stop at it. Also
+        return the tokens of images, because an engine would expect an image after one."""
         images = self.tokenizer.images
         ends = stop_ids_of_turns(self.tokenizer, self.model_dir)
         return ends if images is None else [*ends, *images.reserved_ids]
@@ -114,28 +114,25 @@ class RunInputs:
         return {name: asdict(report) for name, report in self.reports.items()}
 
 
-def require_parts_of_episodes(recipe: Recipe) -> None:
-    """Check what rollout needs of this machine, where episodes are played and scored. Raises
-    MilesError."""
+def require_episode_parts(recipe: Recipe) -> None:
+    """Raise MilesError if this machine, which plays and scores episodes, cannot run the recipe's
+    agent or rewards."""
     for rollout in rollouts_of(recipe):
         load_all_rewards(rollout)
     require_agent(recipe.rollout)
-    require_environment_there(recipe.rollout)
+    require_foreign_environment(recipe.rollout)
     if recipe.rollout.plays_environment:
         require_environment(recipe.rollout.environment)
 
 
-def prepare(
+def prepare_inputs(
     recipe: Recipe, run: RunDir, *, output: Output | None = None, rewards_tried: bool = False
 ) -> RunInputs:
-    """Make, find or fetch everything; raises DataError, RecipeError, RewardError, MachineError or
-    CheckpointError before any device is taken.
-
-    `output`: where a download says how much it is, and how far; None: nowhere. `rewards_tried`:
-    those of the user were called already.
-    """
-    require_parts_of_episodes(recipe)
-    tools = offered(recipe.rollout)
+    """Create, find or download all inputs. Raises DataError, RecipeError, RewardError, MachineError
+    or CheckpointError before any device is taken. `output`: shows size and progress of downloads;
+    None: they are not shown. `rewards_tried`: True if the user's rewards were called already."""
+    require_episode_parts(recipe)
+    tools = offered_tools(recipe.rollout)
     data = with_foreign_tasks(recipe.data, recipe.rollout, run)
     data = with_local_files(data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
@@ -148,9 +145,9 @@ def prepare(
     tokenizer.num_embeddings = facts.vocab_size
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
     loaded = load_data(recipe, data, run, tokenizer, output=output)
-    made = require(
+    made = require_checks(
         INPUTS,
-        Subject(
+        CheckSubject(
             recipe=recipe,
             facts=facts,
             tokenizer=tokenizer,
@@ -174,7 +171,7 @@ def prepare(
         rows=loaded.rows,
         validation=loaded.validation,
         teacher_dirs=tuple(teachers),
-        served=tuple(met_teachers(recipe, tokenizer, facts)),
+        served=tuple(check_served_teachers(recipe, tokenizer, facts)),
         critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
         reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
         draft_dir=draft_folder(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
@@ -184,14 +181,14 @@ def prepare(
 
 
 def stop_ids_of_turns(tokenizer: ChatTokenizer, model_dir: Path) -> list[int]:
-    """Return the tokens that end a turn of the chat template, where the model's own files do not
-    have them."""
+    """Return the tokens that end a turn of the chat template and that the model's own files do not
+    list."""
     return sorted(turn_end_ids(tokenizer) - engine_stop_ids(model_dir))
 
 
 def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
-    """Return the inputs of a model that is only evaluated; prompts are loaded apart. Raises as
-    `prepare`."""
+    """Return the inputs of a model that is only evaluated; its prompts are loaded separately.
+    Raises as `prepare_inputs`."""
     model_dir = model_dir_of(recipe.model, run, output=output)
     return RunInputs(
         model_dir=model_dir,
@@ -199,7 +196,7 @@ def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None
         tokenizer=load_tokenizer(
             model_dir,
             chat_template=recipe.data.chat_template,
-            tools=offered(recipe.rollout),
+            tools=offered_tools(recipe.rollout),
         ),
         prompts=None,
         heldout=[],
@@ -211,8 +208,8 @@ def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None
 def with_reward_model(
     inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
 ) -> RunInputs:
-    """Return the inputs with the reward model that `recipe` asks, where it asks one. Raises as
-    `prepare`."""
+    """Return the inputs with the reward model of `recipe`, if it uses one. Raises as
+    `prepare_inputs`."""
     folder = reward_model_folder(recipe, run, inputs.tokenizer, output=output)
     return dataclasses.replace(inputs, reward_model_dir=folder)
 
@@ -220,7 +217,7 @@ def with_reward_model(
 def with_policies(
     inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
 ) -> RunInputs:
-    """Return the inputs with the models that play roles of `recipe`. Raises as `prepare`."""
+    """Return the inputs with the models that play roles of `recipe`. Raises as `prepare_inputs`."""
     folders = policy_folders(
         recipe, run, tokenizer=inputs.tokenizer, facts=inputs.facts, output=output
     )
@@ -236,9 +233,9 @@ def load_heldout(
     base_dir: Path,
     output: Output | None,
 ) -> tuple[FilePrompts, SourceReport]:
-    """Return the prompts of `data.eval`, whose files are here, of which the first
-    `eval.num_prompts` will be asked: with labels that the recipe's reward can grade, and none that
-    was `trained` on. Raises DataError, or warns of one that nearly was."""
+    """Return the prompts of `data.eval`, whose files are local. Of the first `eval.num_prompts`,
+    which are evaluated, the reward must be able to grade the labels, and none may be in `trained`.
+    Raises DataError, or warns of a prompt that nearly equals a training prompt."""
     loaded = load_source(
         data,
         "eval",
@@ -249,15 +246,15 @@ def load_heldout(
         say=output.note if output else None,
     )
     source = loaded.source
-    subject = Subject(
+    subject = CheckSubject(
         recipe=recipe,
         trained=[(part, recipe.rollout) for part in trained],
         heldout=source,
         output=output,
     )
-    require([HELD_OUT], subject)
-    asked = source.first(recipe.eval.num_prompts)
-    check_labels_of(recipe.rollout, source, asked, output=output)
+    require_checks([HELD_OUT], subject)
+    prompts = source.first(recipe.eval.num_prompts)
+    check_labels_of(recipe.rollout, source, prompts, output=output)
     return source, loaded.report
 
 
@@ -270,8 +267,8 @@ def _critic_folder(
     *,
     output: Output | None,
 ) -> Path | None:
-    """Return the critic's model, made of the policy's folder or of `train.critic.path`. Raises
-    RecipeError where it reads other tokens than the policy."""
+    """Return the folder of the critic's model, made from the policy's folder or from
+    `train.critic.path`. Raises RecipeError if its tokenizer differs from the policy's."""
     if not recipe.has_critic:
         return None
     source = model_dir
@@ -289,7 +286,7 @@ def _critic_folder(
 
 
 def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> Path:
-    """Return the Hugging Face folder of a run's model, fetched where it is on the hub. The trainer
+    """Return the Hugging Face folder of a run's model; download it if it is on the hub. The trainer
     and the engines read it as it is: nothing is converted."""
     if model.scratch is not None:
         return run.own_model_dir

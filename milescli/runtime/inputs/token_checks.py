@@ -1,6 +1,6 @@
-"""Compares what several places say of a model's tokens: the tokenizer, the embedding, the chat
-template, config.json and generation_config.json, and users' texts. Rows of the table in `checks`:
-each yields what the user should know before the run."""
+"""Compares the sources that define a model's tokens: the tokenizer, the embedding, the chat
+template, config.json and generation_config.json, and users' texts. These are rows of the table in
+`checks`: each yields warnings for the user before the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEMPLATES_FOLDER = "additional_chat_templates"
 
 
 class Tokens(Protocol):
-    """The part of `checks.Subject` that these checks read."""
+    """Lists the parts of `checks.CheckSubject` that these checks read."""
 
     tokenizer: ChatTokenizer
     own_stop_ids: Sequence[int]
@@ -49,9 +49,9 @@ def require_template(folder: Path) -> None:
         raise no_template(folder)
 
 
-def unembedded(subject: Tokens) -> Iterator[str]:
-    """Compare the tokenizer with the embedding. A row with a token beyond the embedding is refused
-    when it is read."""
+def check_embedding(subject: Tokens) -> Iterator[str]:
+    """Yield a warning if the tokenizer has tokens that the embedding lacks. A row with such a token
+    is refused when it is read."""
     tokenizer, rows = subject.tokenizer, subject.tokenizer.num_embeddings
     if rows is None or tokenizer.vocab_size <= rows:
         return
@@ -64,8 +64,8 @@ def unembedded(subject: Tokens) -> Iterator[str]:
     )
 
 
-def unknown_ends(subject: Tokens) -> Iterator[str]:
-    """Compare the end of a turn with the tokens at which engines stop."""
+def check_end_tokens(subject: Tokens) -> Iterator[str]:
+    """Yield a warning if engines do not stop at the token that ends a turn."""
     for token in subject.own_stop_ids:
         name = subject.tokenizer.inner.convert_ids_to_tokens(token)
         yield (
@@ -74,8 +74,8 @@ def unknown_ends(subject: Tokens) -> Iterator[str]:
         )
 
 
-def foreign_markers(subject: Tokens) -> Iterator[str]:
-    """Compare what the chat template writes with the vocabulary."""
+def check_markers(subject: Tokens) -> Iterator[str]:
+    """Yield a warning if the chat template writes markers that are not in the vocabulary."""
     if parts := split_markers(subject.tokenizer):
         shown = ", ".join(f"`{name}` ({number} tokens)" for name, number in sorted(parts.items()))
         yield (
@@ -84,8 +84,8 @@ def foreign_markers(subject: Tokens) -> Iterator[str]:
         )
 
 
-def dated(subject: Tokens) -> Iterator[str]:
-    """Look for today's date in what the chat template writes."""
+def check_template_date(subject: Tokens) -> Iterator[str]:
+    """Yield a warning if the chat template writes today's date."""
     if "strftime_now" in (subject.tokenizer.template or ""):
         yield (
             "the chat template writes today's date, so prompts differ if the run is resumed, or "
@@ -93,8 +93,8 @@ def dated(subject: Tokens) -> Iterator[str]:
         )
 
 
-def special_texts(subject: Tokens) -> Iterator[str]:
-    """Compare the texts of prompts with the special tokens."""
+def check_special_tokens(subject: Tokens) -> Iterator[str]:
+    """Yield a warning if texts of prompts contain special tokens."""
     prompts = (
         (prompt, part.files) for part, _ in subject.trained for prompt in part.first(NUM_LOOKED_AT)
     )
@@ -108,7 +108,7 @@ def special_texts(subject: Tokens) -> Iterator[str]:
 
 
 def split_markers(tokenizer: ChatTokenizer) -> dict[str, int]:
-    """Return the template's markers that are not single tokens, and how many each is."""
+    """Return each marker of the template that is not a single token, with its number of tokens."""
     found = set(_MARKER.findall(tokenizer.template or ""))
     lengths = {marker: len(tokenizer.encode_more(marker)) for marker in found}
     return {marker: number for marker, number in lengths.items() if number > 1}

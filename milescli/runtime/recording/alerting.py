@@ -1,6 +1,6 @@
-"""Decides which events of a run are alerts, and hands them to `trackers.alerts`, in one thread per
-target of `run.alerts`. It only observes: it never changes, delays or ends a run. Entered by
-`train`; when a driver died, its parent process sends the alert by `alert_of_death`."""
+"""Decides which events of a run are alerts, and passes them to `trackers.alerts`, in one thread per
+target of `run.alerts`. It only observes: it never changes, delays or ends a run. `train` uses it;
+if a driver died, its parent process sends the alert by `alert_of_death`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from milescli.core.events import (
 from milescli.core.private import without_private
 from milescli.core.units import format_duration, format_time
 from milescli.insight.diagnoses.engines import longest_silence_s
-from milescli.insight.series import MOST
+from milescli.insight.series import MAX_WINDOW
 from milescli.recipe.alerts import told_of
 from milescli.recipe.machine import RunSettings
 from milescli.runtime.recording.listeners import EventLog
@@ -44,7 +44,7 @@ LOOK_EVERY_S = 5.0
 """Seconds between two checks for a stall."""
 END_S = alerts.LONGEST_S + 5.0
 """Longest wait for the last alerts of a run, in seconds."""
-_UNSAID_S = 1.0
+_UNREPORTED_WAIT_S = 1.0
 """Shorter waits, in seconds, are not reported."""
 _MAX_TEXT = 600
 _MOMENT_OF = {"done": "end", "failed": "failure", "killed": "failure", "stopped": "stop"}
@@ -55,8 +55,8 @@ Alert = dict[str, Any]
 def alerting(
     run: RunDir, settings: RunSettings, *, bus: EventBus, output: Output
 ) -> Iterator[None]:
-    """Send the alerts of the attempt inside; at its end wait for them within a bound. One that is
-    not delivered is a line in events.jsonl and a warning."""
+    """Send the alerts of the attempt within the context; at its end wait for them within a bound.
+    An alert that is not delivered becomes a line in events.jsonl and a warning."""
     if not told_of(settings):
         yield
         return
@@ -65,7 +65,7 @@ def alerting(
     try:
         yield
     except BaseException as error:
-        listener.tell_of_error(error)
+        listener.alert_of_error(error)
         raise
     finally:
         listener.close(output)
@@ -81,7 +81,8 @@ def alert_of_death(
 
 
 class Alerting:
-    """Sends the alerts of one attempt. A listener: what events and silence say becomes alerts."""
+    """Sends the alerts of one attempt: a listener that turns events, and long silence, into
+    alerts."""
 
     def __init__(self, run: RunDir, settings: RunSettings, *, bus: EventBus) -> None:
         self._run, self._bus, self._wanted = run, bus, frozenset(settings.alerts_on)
@@ -93,14 +94,14 @@ class Alerting:
         self._step, self._num_steps = 0, None
         self._headline, self._has_ended = "", False
         self._diagnosed = set[str]()
-        self._silence = Silence()
+        self._silence = SilenceMeter()
         self._is_over = threading.Event()
         if "stall" in self._wanted:
             threading.Thread(target=self._watch, name="alerts: stall", daemon=True).start()
 
     def __call__(self, event: Event) -> None:
-        """Send what the event is worth; warn of an alert that was not delivered."""
-        self._silence.heard(event)
+        """Send an alert if the event requires one; warn of an alert that was not delivered."""
+        self._silence.record(event)
         if isinstance(event, OfAdapter):
             return
         if isinstance(event, StepDone | RowStepDone):
@@ -111,11 +112,11 @@ class Alerting:
             self._take_end(event)
         if self._has_ended:
             return  # `close` says the rest
-        for text in self._news():
+        for text in self._take_problems():
             self._bus.emit(Notice(text=text, level="warning"))
 
-    def tell_of_error(self, error: BaseException) -> None:
-        """Tell of an error that ended the attempt before it could say so."""
+    def alert_of_error(self, error: BaseException) -> None:
+        """Send the alert of an error that ended the attempt before it could emit its end."""
         if self._has_ended or isinstance(error, GeneratorExit):
             return
         cause = error.as_dict() if isinstance(error, MilesError) else {"error": repr(error)}
@@ -124,20 +125,20 @@ class Alerting:
         self._take_end(RunEnded(outcome=outcome, step=self._step, seconds=0.0, error=cause))
 
     def close(self, output: Output) -> None:
-        """Wait for what is being sent, within the bound; then say what was not delivered. A signal
-        ends the wait."""
+        """Wait for the alerts that are being sent, within the bound; then warn of those that were
+        not delivered. A signal ends the wait."""
         self._is_over.set()
         for thread in self._threads:
             thread.close("")
         try:
-            is_sent = self._wait(_UNSAID_S)
+            is_sent = self._wait(_UNREPORTED_WAIT_S)
             if not is_sent:
                 who = ", ".join(one.name for one in self._threads if not one.wait(0.0))
                 output.note(f"sending the last alert to {who}: at most {END_S:g} s")
                 is_sent = self._wait(END_S)
         except (KeyboardInterrupt, SystemExit):  # the run is over, and has said how
             is_sent = False
-        missing = self._news()
+        missing = self._take_problems()
         for sender in self._senders:
             sender.gives_up.set()
         if not is_sent:
@@ -153,12 +154,12 @@ class Alerting:
         deadline = time.monotonic() + timeout_s
         return all(one.wait(deadline - time.monotonic()) for one in self._threads)
 
-    def _news(self) -> list[str]:
-        said = [text for one in self._threads for text in one.news()]
+    def _take_problems(self) -> list[str]:
+        problems = [text for one in self._threads for text in one.take_messages()]
         for sender in self._senders:
             while not sender.failures.empty():
-                said.append(sender.failures.get())
-        return said
+                problems.append(sender.failures.get())
+        return problems
 
     def _take_verdict(self, verdict: VerdictGiven) -> None:
         self._headline = verdict.headline
@@ -187,7 +188,7 @@ class Alerting:
 
     def _watch(self) -> None:
         while not self._is_over.wait(LOOK_EVERY_S):
-            if silent_s := self._silence.news():
+            if silent_s := self._silence.take_silence():
                 text = f"the run has written nothing for {format_duration(silent_s)}"
                 self._send("stall", text, fix=f"miles why {self._run.shown}")
 
@@ -208,21 +209,21 @@ class Alerting:
             **{name: without_private(said)[:_MAX_TEXT] for name, said in more.items() if said},
         }
         for thread in self._threads:
-            thread.tell(alert)
+            thread.put(alert)
 
 
-class Silence:
-    """Measures how long a run has emitted no event, compared with its usual step. `heard` and
-    `news` are called from different threads."""
+class SilenceMeter:
+    """Measures how long a run has emitted no event, compared with its usual step. `record` and
+    `take_silence` are called from different threads."""
 
     def __init__(self) -> None:
-        self._steps = deque[float](maxlen=MOST)
+        self._steps = deque[float](maxlen=MAX_WINDOW)
         self._eval_s, self._phase = 0.0, ""
         self._last_s = time.monotonic()
         self._is_told = False
 
-    def heard(self, event: Event) -> None:
-        """Take in an event."""
+    def record(self, event: Event) -> None:
+        """Record an event: its time ends the current silence."""
         done = event.event if isinstance(event, OfAdapter) else event
         if isinstance(done, StepDone):
             self._steps.append(done.seconds.step_s)
@@ -234,9 +235,9 @@ class Silence:
             self._phase = done.phase
         self._last_s, self._is_told = time.monotonic(), False
 
-    def news(self) -> float | None:
-        """Return the seconds of a silence that is too long, once; None where there is none, or no
-        step was done yet."""
+    def take_silence(self) -> float | None:
+        """Return the seconds of a silence that is too long, once per silence; None if there is
+        none, or no step was done yet."""
         steps, silent_s = tuple(self._steps), time.monotonic() - self._last_s
         if not steps or self._is_told:
             return None

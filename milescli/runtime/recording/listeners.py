@@ -1,6 +1,6 @@
-"""Listeners of a run's events. `EventLog` and `MetricLog` write events.jsonl and metrics.jsonl;
-`Judge` reads what was written, in a thread of its own, and says whether the run is learning. They
-never steer, stop or end a run. Trackers are in `tracking`."""
+"""Writes a run's events: `EventLog` and `MetricLog` write events.jsonl and metrics.jsonl;
+`VerdictEmitter` reads these files, in a thread of its own, and judges whether the run is learning.
+They never steer, stop or end a run. Trackers are in `tracking`."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from milescli.insight.verdict import read_verdict
 from milescli.runtime.recording.side_files import LineFile, SideFiles
 
 EVERY_S = 10.0
-"""Least seconds between two looks."""
+"""Shortest time in seconds between two reads of the files."""
 SHARE = 0.02
-"""Fraction of the time that may be spent on looks."""
+"""Largest fraction of the time that is spent on reading."""
 END_S = 10.0
-"""Time limit of the last look, at the end of a run."""
+"""Time limit in seconds of the last read, at the end of a run."""
 
 
-class Judge:
-    """Judges while a run goes on whether it is learning, and emits the verdict where it has
-    changed. A listener of one attempt; a listener before it writes the events file."""
+class VerdictEmitter:
+    """Judges during a run whether it is learning, and emits the verdict if it has changed. A
+    listener of one attempt; an earlier listener writes the events file."""
 
     def __init__(self, run: RunDir, bus: EventBus) -> None:
         self._run, self._bus = run, bus
@@ -48,20 +48,21 @@ class Judge:
         self._facts: RunFacts | None = None
         self._thread: threading.Thread | None = None
         self._verdict: Verdict | None = None
-        self._told: tuple[object, ...] | None = None
+        self._emitted: tuple[object, ...] | None = None
         self._headline: str | None = None
         self._due = 0.0
         self._fault: Exception | None = None
         self._is_fault_told = False
 
     def __call__(self, event: Event) -> None:
-        """Emit what the last look found; look again after a step, where it is time."""
+        """Emit the result of the last read; start another one after a step, if enough time has
+        passed."""
         done = event.event if isinstance(event, OfAdapter) else event
         if not isinstance(done, StepDone | RowStepDone):
             return
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
-            self._tell()
+            self._emit_verdict()
         if self._thread is None and self._fault is None and time.monotonic() >= self._due:
             self._begin()
 
@@ -75,11 +76,11 @@ class Judge:
             self._begin()
             assert self._thread is not None, "it was begun"
             self._thread.join(END_S)
-        self._tell(is_last=True)
+        self._emit_verdict(is_last=True)
 
     def memory(self) -> list[DeviceMemory]:
-        """Return the most that processes or devices held, beside what the plan said; empty where
-        what the run wrote could not be read."""
+        """Return the peak memory of each process or device, and the planned memory; empty if the
+        run's files could not be read."""
         if self._facts is None:
             return []
         with suppress(OSError):
@@ -102,8 +103,8 @@ class Judge:
         now = time.monotonic()
         self._due = now + max(EVERY_S, (now - began) / SHARE)
 
-    def _tell(self, *, is_last: bool = False) -> None:
-        """Emit the verdict where it has changed; at the end also where its figures alone have."""
+    def _emit_verdict(self, *, is_last: bool = False) -> None:
+        """Emit the verdict if it has changed; at the end also if only its figures have."""
         fault, verdict = self._fault, self._verdict
         if fault is not None and not self._is_fault_told:
             self._is_fault_told = True
@@ -112,13 +113,13 @@ class Judge:
         if fault is not None or verdict is None:
             return
         worse = [one for one in verdict.findings if one.level is not Level.HINT]
-        told = (verdict.is_learning, *(one.name for one in worse))
+        summary = (verdict.is_learning, *(one.name for one in worse))
         is_stale = is_last and self._headline not in (None, verdict.headline)
-        if (told == self._told and not is_stale) or (
-            self._told is None and verdict.is_learning is None and not worse
+        if (summary == self._emitted and not is_stale) or (
+            self._emitted is None and verdict.is_learning is None and not worse
         ):
             return
-        self._told, self._headline = told, verdict.headline
+        self._emitted, self._headline = summary, verdict.headline
         self._bus.emit(
             VerdictGiven(
                 step=verdict.step,
@@ -130,7 +131,7 @@ class Judge:
 
 
 class EventLog:
-    """Writes events.jsonl: everything that happened, one JSON object a line."""
+    """Writes events.jsonl: every event as one JSON object a line."""
 
     def __init__(self, file: Path) -> None:
         self._file = LineFile(file)
@@ -154,8 +155,8 @@ class MetricLog:
 
 
 def attach_run_files(bus: EventBus, run: RunDir, *, has_scalars: bool = True) -> None:
-    """Let the files of the run listen; warn once where they cannot be written. `has_scalars`: False
-    for a run whose adapters have them."""
+    """Add listeners that write the run's files; warn once if they cannot be written. `has_scalars`:
+    False for a run whose adapters have the scalars."""
     side = SideFiles(bus)
 
     def listen(listener: Callable[[Event], None], path: Path) -> None:

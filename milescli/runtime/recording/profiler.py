@@ -54,7 +54,7 @@ class Profiler:
             files.write_state(run, old.number, ended)
 
     async def between(self, step: int, *, loop: object = None) -> None:
-        """Begin a requested profile, or end one that is complete or cancelled. Call it between two
+        """Start a requested profile, or end one that is complete or cancelled. Call it between two
         steps, with the number of completed ones. `loop`: the caller."""
         active = self._active
         if active is None:
@@ -66,8 +66,8 @@ class Profiler:
                 await self._end(step)
 
     async def finish(self, step: int, *, loop: object = None) -> None:
-        """End the current profile after the last step. `loop`: whose last step it was; None: that
-        of all."""
+        """End the current profile after the last step. `loop`: the loop whose last step it was;
+        None: that of all loops."""
         if self._active is not None and loop in (None, self._active.loop):
             await self._end(step)
 

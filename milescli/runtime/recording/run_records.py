@@ -52,20 +52,21 @@ GIT_TIMEOUT_S = 5.0
 _LAYOUT = ("tp", "pp", "cp", "ep", "etp", "dp")
 
 
-def surroundings(machine: Machine) -> dict[str, object]:
-    """Return what a run's figures depend on besides its recipe, by name, for manifest.json."""
+def run_conditions(machine: Machine) -> dict[str, object]:
+    """Return the conditions besides the recipe on which a run's figures depend, by name, for
+    manifest.json."""
     return {
         "miles": milescli.__version__,
         "commit": _commit(),
         "packages": {name: version(name) for name in RECORDED_PACKAGES},
         "python": python_platform.python_version(),
-        "machine": described(machine),
+        "machine": describe_machine(machine),
     }
 
 
-def described(machine: Machine) -> str:
-    """Describe a machine in a few words: what affects numerical results, but not how much memory is
-    free today."""
+def describe_machine(machine: Machine) -> str:
+    """Describe a machine in a few words: the properties that affect numerical results, without the
+    memory that is free today."""
     nodes, devices = len(machine.nodes), machine.nodes[0].devices
     what = f"{len(devices)} x {devices[0].name}" if devices else _processor()
     return what if nodes == 1 else f"{nodes} nodes, {what} each"
@@ -80,16 +81,16 @@ def read_record(run: RunDir) -> dict[str, object]:
     return record if isinstance(record, dict) else {}
 
 
-def edited_keys(run: RunDir, kept: LoadedRecipe, *, may_change: Sequence[str]) -> list[str]:
+def edited_keys(run: RunDir, recorded: LoadedRecipe, *, may_change: Sequence[str]) -> list[str]:
     """Return `key: old -> new` for each permitted change that was made to the run's recipe.yaml by
-    hand. `kept`: the file as it is now. Raises CheckpointError if another key was changed, because
-    the run would learn something else from here on."""
+    hand. `recorded`: the file as it is now. Raises CheckpointError if another key was changed,
+    because the run would learn something else from here on."""
     record = read_record(run)
     # where manifest.json is lost, the newest checkpoint knows what it was made by
     known = record.get("recipe_sha256") if record else newest_recipe_sha256(run.path)
     if known in (None, run.recipe_sha256):
         return []
-    before, now = record.get("recipe"), parse_json(json.dumps(values_of(kept.recipe)))
+    before, now = record.get("recipe"), parse_json(json.dumps(values_of(recorded.recipe)))
     if not isinstance(before, dict):  # lost, or of an older version
         raise _edited(run, ["the keys that it had before are unknown"], [])
     changed = [name for name in now if name in before and before[name] != now[name]]
@@ -118,7 +119,7 @@ def changes_since(
     before: Mapping[str, object], now: Mapping[str, object], *, plan: Plan, run: RunDir
 ) -> list[str]:
     """Return one line for each difference from the last attempt and its effect; empty if there is
-    none. `before`, `now`: of `surroundings`; `plan`: of this attempt."""
+    none. `before`, `now`: of `run_conditions`; `plan`: of this attempt."""
     lines = _differences(before, now)
     try:
         old = read_json(run.plan_file)
@@ -206,7 +207,7 @@ def write_records(spec: RunSpec, loaded: LoadedRecipe) -> None:
         {
             "created": utc_now(),
             **({FORKED_FROM: before[FORKED_FROM]} if FORKED_FROM in before else {}),
-            **surroundings(spec.nodes.machine),
+            **run_conditions(spec.nodes.machine),
             "seed": spec.recipe.run.seed,
             "recipe_sha256": run.recipe_sha256,
             "recipe": values_of(loaded.recipe),

@@ -1,5 +1,6 @@
-"""rollouts/step_N.jsonl: some samples of each step, for people to read, token by token. Written
-beside the loop, which never waits for it by more than a step; nothing of the run reads it."""
+"""Writes rollouts/step_N.jsonl: some samples of each step, for people to read, token by token. The
+loop waits for a file only if the one of the step before is not written yet; the run itself reads
+none of them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ NONE: TrainerLogprobs = {}
 
 
 class SampleFiles:
-    """Writes the samples of each step to the run's `rollouts/`. Of one attempt. Belongs to one
+    """Writes the samples of each step to the run's `rollouts/`. Belongs to one attempt and one
     event loop."""
 
     def __init__(
@@ -44,14 +45,14 @@ class SampleFiles:
     async def keep(
         self, step: int, groups: Sequence[Group], trainer: TrainerLogprobs = NONE
     ) -> None:
-        """Begin to write the first groups, when those of the step before are written."""
+        """Start to write the first groups, once those of the step before are written."""
         await self.finish()
         if self.num_groups:
             own = list(groups[: self.num_groups])
             self._writing = asyncio.ensure_future(self._write(step, own, trainer))
 
     async def finish(self) -> None:
-        """Wait until all is written."""
+        """Wait until all files are written."""
         if (writing := self._writing) is not None:
             self._writing = None
             await writing
@@ -63,13 +64,12 @@ class SampleFiles:
             self._side.warn_once(f"samples are not stored: {type(error).__name__}: {error}")
             return
         with self._side.writing(self._run.images_dir / "a picture"):
-            keep_images(self._run, groups)
+            write_images(self._run, groups)
         self._side.write(self._run.rollouts_dir / f"step_{step}.jsonl", text)
 
 
-def keep_images(run: RunDir, groups: Sequence[Group]) -> None:
-    """Write the pictures that groups show and that are not there yet. Raises OSError if the disk
-    does not take them."""
+def write_images(run: RunDir, groups: Sequence[Group]) -> None:
+    """Write the images of the groups that are not on disk yet. Raises OSError if the disk fails."""
     for sha256, png in images_of(groups).items():
         file = run.image_file(sha256)
         if not file.exists():
@@ -80,7 +80,7 @@ def keep_images(run: RunDir, groups: Sequence[Group]) -> None:
 
 
 def detailed(groups: Sequence[Group]) -> dict[Place, Trajectory]:
-    """Return the samples that are written token by token: whole samples, from the first on, within
+    """Return the samples that are written token by token: whole samples in order, up to
     DETAILED_TOKENS."""
     places, left = dict[Place, Trajectory](), DETAILED_TOKENS
     for group_index, group in enumerate(groups):
@@ -94,8 +94,8 @@ def detailed(groups: Sequence[Group]) -> dict[Place, Trajectory]:
 
 
 def sequences_of(groups: Sequence[Group], sequences: Sequence[TrainSequence]) -> dict[Place, int]:
-    """Return which of the sequences that an objective made of a step are the trajectories that are
-    told of token by token: those of the same tokens, in the same order."""
+    """Return place -> index in `sequences` for the trajectories that are written token by token:
+    the sequences with the same tokens, in the same order."""
     wanted: dict[bytes, list[Place]] = {}
     for place, line in detailed(groups).items():
         wanted.setdefault(line.token_ids.tobytes(), []).append(place)
@@ -120,7 +120,7 @@ def trainer_logprobs(
 
 
 def lines_of(groups: Sequence[Group], *, texts: TokenTexts, trainer: TrainerLogprobs = NONE) -> str:
-    """Return the whole file: one JSON object for each sample."""
+    """Return the text of the whole file: one JSON object for each sample."""
     lines, whole = list[str](), detailed(groups)
     for group_index, group in enumerate(groups):
         for sample_index, sample in enumerate(group.samples):
@@ -170,20 +170,20 @@ def _detailed(
         **_line(trajectory, text),
         "lengths": lengths,
         "mask": run_lengths(mask),
-        "logprobs": _of_learned(trajectory.logprobs, mask),
-        **({"trainer_logprobs": _of_learned(trainer, mask)} if trainer is not None else {}),
+        "logprobs": _learned_values(trajectory.logprobs, mask),
+        **({"trainer_logprobs": _learned_values(trainer, mask)} if trainer is not None else {}),
         "versions": [[span.start, span.end, span.version] for span in trajectory.version_spans],
     }
 
 
-def _of_learned(values: array[float] | Sequence[float], mask: bytes) -> list[float]:
+def _learned_values(values: array[float] | Sequence[float], mask: bytes) -> list[float]:
     """Return [num learned tokens] rounded to 4 decimals."""
     return [round(float(v), 4) for v, learned in zip(values, mask, strict=True) if learned]
 
 
 def run_lengths(mask: bytes) -> list[int]:
-    """Return how many tokens are not learned, then learned, then not, and so on; the first may be
-    0."""
+    """Return the lengths of alternating runs of the mask: tokens that are not learned, then
+    learned, then not, and so on; the first may be 0."""
     runs, current = [0], 0
     for learned in mask:
         if bool(learned) != bool(current):

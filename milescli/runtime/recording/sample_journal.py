@@ -33,8 +33,14 @@ from milescli.core.events import EventBus, Notice
 from milescli.core.files import read_json
 from milescli.core.types import Group, Prompt
 from milescli.core.units import format_bytes
-from milescli.rollout.collect.group_record import FIELDS, GroupHead, decoded, encoded, head_of
-from milescli.rollout.collect.journal import BatchRecord, Usable, usable
+from milescli.rollout.collect.group_record import (
+    FIELDS,
+    GroupHead,
+    decode_group,
+    encode_group,
+    read_head,
+)
+from milescli.rollout.collect.journal import BatchRecord, UsableRecords, select_usable
 from milescli.runtime.recording import run_records
 from milescli.runtime.saving import version_of
 from milescli.runtime.spec import RunSpec
@@ -63,7 +69,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class OldestCheckpoint:
     """Describes the oldest checkpoint from which a run may be resumed."""
 
     step: int
@@ -73,7 +79,7 @@ class Kept:
 
 @dataclass(slots=True)
 class _Segment:
-    """One file: the groups that finished between two checkpoints."""
+    """Describes one file, which has the groups that finished between two checkpoints."""
 
     path: Path
     size: int = 0
@@ -83,7 +89,7 @@ class _Segment:
 
 @dataclass(slots=True)
 class _Contents:
-    """The groups in the files."""
+    """Holds what the files contain."""
 
     heads: dict[int, GroupHead] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
@@ -105,7 +111,7 @@ class _Contents:
             self.batches[batch.step] = batch, place
             self.step_of |= dict.fromkeys(batch.positions, batch.step)
         else:
-            group = head_of(head)
+            group = read_head(head)
             self.heads[group.position], self.places[group.position] = group, place
             # a batch that had another group in this place is not that batch any more
             self.batches.pop(self.step_of.pop(group.position, -1), None)
@@ -122,10 +128,11 @@ class SampleJournal:
         identity: Identity,
         bound_bytes: float,
         max_staleness: int,
-        oldest_kept: Callable[[], Kept | None],
+        oldest_kept: Callable[[], OldestCheckpoint | None],
         warn: Callable[[str], None],
     ) -> None:
-        """`oldest_kept`, `warn`: called in the journal's thread; the first may raise OSError."""
+        """Set up the journal. `oldest_kept`, `warn`: called in the journal's thread; the first may
+        raise OSError."""
         self._folder, self.identity, self.bound_bytes = folder, identity, bound_bytes
         self._max_staleness, self.oldest_kept, self._warn = max_staleness, oldest_kept, warn
         self._heads: dict[int, GroupHead] = {}
@@ -133,7 +140,7 @@ class SampleJournal:
         self._batches: dict[int, BatchRecord] = {}
         self._segments: list[_Segment] = []
         self._writer: RecordWriter | None = None
-        self._let_go = self._told = False
+        self._let_go = self._warned = False
         self.num_lost = 0
         """Records that could not be read."""
         self.on_checkpoint: Callable[[], None] | None = None
@@ -153,10 +160,10 @@ class SampleJournal:
     def load(
         self, *, step: int, version: int, position: int, taken: Collection[int] = ()
     ) -> str | None:
-        """Find the groups that a run may take when it continues from the checkpoint of `step`,
-        whose weights are `version`, with the source at `position` and some later positions `taken`;
-        remove the rest. Returns a sentence for the user, if there is anything to say. Raises
-        OSError if something cannot be removed."""
+        """Find the groups that a run may use when it continues from the checkpoint of `step`, whose
+        weights are `version`, with the source at `position` and some later positions `taken`;
+        remove the rest. Return a sentence for the user, or None. Raises OSError if something cannot
+        be removed."""
         found = self._contents()
         if found.identity is None:
             return None
@@ -166,14 +173,14 @@ class SampleJournal:
                 "the journal belongs to another history (recipe, data or the form of records "
                 "changed): unfinished work is sampled again"
             )
-        is_same_line = found.identity.line == self.identity.line
-        take = usable(
+        is_reproduced = found.identity.line == self.identity.line
+        take = select_usable(
             found.heads,
             [batch for batch, _ in found.batches.values()],
             step=step,
             version=version,
             position=position,
-            is_same_line=is_same_line,
+            is_reproduced=is_reproduced,
         )
         self._remove_others(found, take)
         ahead = [place for place in take.groups - set(taken) if place >= position]
@@ -185,7 +192,7 @@ class SampleJournal:
             return None
         why = (
             "their steps are incomplete in it"
-            if is_same_line
+            if is_reproduced
             else "layout, versions or machine changed"
         )
         return (
@@ -211,7 +218,7 @@ class SampleJournal:
                 found.add(head, place)
         return found
 
-    def _remove_others(self, found: _Contents, take: Usable) -> None:
+    def _remove_others(self, found: _Contents, take: UsableRecords) -> None:
         keep = {found.places[position] for position in take.groups}
         keep |= {found.batches[step][1] for step in take.batches}
         if len(keep) == len(found.places) + len(found.batches):
@@ -241,7 +248,7 @@ class SampleJournal:
         return batch if fits else None
 
     def recorded(self, step: int, position: int) -> tuple[GroupHead, Place] | None:
-        """Return where the group of this position is, if `step` may take it."""
+        """Return where the group of this position is, if `step` may use it."""
         fits = self._fits(step, position)
         return (self._heads[position], self._places[position]) if fits else None
 
@@ -255,7 +262,7 @@ class SampleJournal:
         place = self._places[position]
         try:
             head, body = await in_thread(lambda: read_record(place))
-            return decoded(head, body, prompt=prompt)
+            return decode_group(head, body, prompt=prompt)
         except _BAD_RECORD as error:
             self.num_lost += 1
             others = self.distrust() - 1
@@ -266,8 +273,8 @@ class SampleJournal:
             return None
 
     def distrust(self) -> int:
-        """Ignore all recorded groups: if a group is sampled again, it differs, and so do all groups
-        after it. Returns the number of ignored groups."""
+        """Ignore all recorded groups: if one group must be sampled again, it differs, and so do all
+        later groups. Return the number of ignored groups."""
         num_groups = len(self._places)
         self._places.clear()
         self._batches.clear()
@@ -287,7 +294,7 @@ class SampleJournal:
             for place, head in _heads(path):
                 _note(segment, head)
                 if head["kind"] == "group":
-                    self.adopt(head["position"], head_of(head), place)
+                    self.adopt(head["position"], read_head(head), place)
             self._do(lambda segment=segment: self._add_segment(segment))
 
     def _add_segment(self, segment: _Segment) -> None:
@@ -304,19 +311,19 @@ class SampleJournal:
 
     # ------------------------------------------------------------------ what is sampled now
 
-    def keep_group(self, position: int, group: Group) -> None:
+    def record_group(self, position: int, group: Group) -> None:
         def write() -> None:
-            head, parts = encoded(position, group)
+            head, parts = encode_group(position, group)
             self._append({"kind": "group", **head}, parts)
 
         self._do(write)
 
-    def keep_batch(self, batch: BatchRecord) -> None:
+    def record_batch(self, batch: BatchRecord) -> None:
         self._do(lambda: self._append({"kind": "batch", "batch": asdict(batch)}))
 
     def checkpoint(self) -> None:
-        """Begin a checkpoint: make the files durable, remove what no resume can need, and start
-        writing again if it was given up."""
+        """Start a new file for a checkpoint: flush the files to disk, remove those that no resume
+        can need, and write again if writing had failed before."""
         self._do(self._next_segment)
         if self.on_checkpoint is not None:
             self.on_checkpoint()
@@ -356,8 +363,8 @@ class SampleJournal:
     def _give_up(self, why: str) -> None:
         """Write nothing until the next checkpoint."""
         self._let_go = True
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             self._warn(
                 f"{self._folder} stores no more samples until the next checkpoint ({why}); the "
                 "run continues, and samples that are not stored are sampled again after a resume"
@@ -397,7 +404,7 @@ class SampleJournal:
                 self._forget(oldest)
         self._let_go = False
 
-    def _forget(self, oldest: Kept) -> None:
+    def _forget(self, oldest: OldestCheckpoint) -> None:
         for segment in list(self._segments):
             if segment.last_position < oldest.position and segment.last_step <= oldest.step:
                 segment.path.unlink(missing_ok=True)
@@ -452,14 +459,14 @@ async def open_journal(
             journal.begin()
             return journal if bound_gib else None
         manifest = checkpoint.manifest
-        said = journal.load(
+        message = journal.load(
             step=manifest.step,
             version=manifest.version,
             position=manifest.prompt_position,
             taken=manifest.taken,
         )
-        if said is not None:
-            tell(said, "info")
+        if message is not None:
+            tell(message, "info")
         return journal
 
     try:
@@ -472,13 +479,13 @@ async def open_journal(
         ) from error
 
 
-def _oldest_kept(store: CheckpointStore) -> Kept | None:
+def _oldest_kept(store: CheckpointStore) -> OldestCheckpoint | None:
     """Return the oldest checkpoint that may be resumed from; None while no checkpoint is complete
     except the permanent ones."""
     if not (steps := [step for step in store.steps() if step not in store.protect]):
         return None
     record = read_json(store.path(steps[0]) / MANIFEST_NAME)
-    return Kept(step=steps[0], position=record["prompt_position"])
+    return OldestCheckpoint(step=steps[0], position=record["prompt_position"])
 
 
 def identity_of(spec: RunSpec) -> Identity:
@@ -498,7 +505,7 @@ def identity_of(spec: RunSpec) -> Identity:
             {
                 "steps": spec.recipe.train.steps,
                 "recipe": changing,
-                "surroundings": run_records.surroundings(spec.nodes.machine),
+                "surroundings": run_records.run_conditions(spec.nodes.machine),
                 "layout": run_records.layout_of(asdict(spec.plan)),
             }
         ),

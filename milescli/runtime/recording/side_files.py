@@ -1,6 +1,5 @@
-"""Files that a run writes for people and trackers, and does not need itself: events, metrics, kept
-samples. If the disk is full, the run continues and warns once. Checkpoints are written by
-`saving`."""
+"""Writes files for people and trackers that a run does not need itself: events, metrics, samples.
+If the disk is full, the run continues and warns once. Checkpoints are written by `saving`."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ class SideFiles:
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
-        self._told = set[str]()
+        self._warned = set[str]()
 
     def write(self, path: Path, text: str) -> None:
-        """Write a file completely, or not at all."""
+        """Write a file atomically."""
         with self.writing(path):
             try:
                 path.parent.mkdir(exist_ok=True)
@@ -36,8 +35,8 @@ class SideFiles:
 
     def warn_once(self, text: str) -> None:
         """Emit a warning, unless the same text was emitted before."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             self._bus.emit(Notice(text=text, level="warning"))
 
     @contextmanager
@@ -46,8 +45,8 @@ class SideFiles:
         try:
             yield
         except OSError as error:
-            if (place := str(path.parent)) not in self._told:
-                self._told.add(place)
+            if (place := str(path.parent)) not in self._warned:
+                self._warned.add(place)
                 free = format_bytes(free_bytes(path.parent))
                 self._bus.emit(
                     Notice(
@@ -60,8 +59,8 @@ class SideFiles:
 
 
 class LineFile:
-    """A file to which lines are appended, each written at once. An incomplete line, left by a full
-    disk or a killed writer, does not corrupt the lines after it."""
+    """Appends lines to a file, each at once. An incomplete line, left by a full disk or a killed
+    writer, does not corrupt the lines after it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,5 +1,5 @@
 """Reports a run outside of its folder: to the trackers of `run.trackers`, each in a thread, and to
-Prometheus at `run.metrics_address`. They never steer, delay or end a run. Entered by `train`;
+Prometheus at `run.metrics_address`. They never steer, delay or end a run. `train` uses it;
 `require_tracking` refuses bad settings before."""
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from milescli.trackers.base import TrackedRun, load_trackers
 from milescli.trackers.prometheus import Exposition, MetricsServer, require_free
 
 CLOSE_S = 20.0
-"""Time for all trackers to take in the rest after the run has ended."""
-_UNSAID_S = 1.0
+"""Seconds for all trackers to receive the remaining events after the run has ended."""
+_UNREPORTED_WAIT_S = 1.0
 """Shorter waits, in seconds, are not reported."""
 FAILED = "failed"
 
 
 def require_tracking(settings: RunSettings) -> None:
-    """Check the trackers before anything starts. Raises RecipeError where a tracker cannot be had,
-    MachineError where nobody can listen at the address."""
+    """Check the trackers before anything starts. Raises RecipeError if a tracker cannot be loaded,
+    MachineError if the address cannot be used."""
     load_trackers(settings)
     if (address := metrics_address(settings)) is not None:
         require_free(*address)
 
 
 @contextmanager
-def tracked(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[Tracking]:
-    """Give trackers and Prometheus what the bus emits inside. Raises as `require_tracking`."""
+def tracking_run(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[Tracking]:
+    """Pass the events that the bus emits within the context to trackers and Prometheus. Raises as
+    `require_tracking`."""
     with _metrics(spec, bus=bus, output=output):
         tracking = Tracking(spec, bus=bus, output=output)
         bus.listeners.append(tracking)
@@ -73,20 +74,20 @@ class Tracking:
         self.trackers = [one for some in self._by_adapter.values() for one in some]
 
     def __call__(self, event: Event) -> None:
-        """Hand an event on; warn of what went wrong with an earlier one."""
+        """Pass an event on; warn of errors with earlier ones."""
         if not self.trackers:
             return
         record = stamped(event)
         who = record.get("adapter")
-        told = self.trackers if who is None else self._by_adapter.get(str(who), [])
+        trackers = self.trackers if who is None else self._by_adapter.get(str(who), [])
         is_end = record["event"] == RunEnded.__name__
-        for tracker in told:
-            tracker.tell(record)
+        for tracker in trackers:
+            tracker.put(record)
             if is_end:
                 tracker.close(str(record["outcome"]))
         if is_end:
             return  # nothing comes after it: `close` says what is left to say
-        for text in self._news():
+        for text in self._take_problems():
             self._bus.emit(Notice(text=text, level="warning"))
 
     def __enter__(self) -> Tracking:
@@ -96,25 +97,25 @@ class Tracking:
         self.close()
 
     def close(self) -> None:
-        """Close all trackers, within the bound. Only the first call counts."""
+        """Close all trackers, within the bound. Later calls do nothing."""
         deadline = time.monotonic() + CLOSE_S
         for tracker in self.trackers:
             tracker.close(FAILED)
-        soon = time.monotonic() + _UNSAID_S
+        soon = time.monotonic() + _UNREPORTED_WAIT_S
         if slow := [one.name for one in self.trackers if not one.wait(soon - time.monotonic())]:
             who = ", ".join(dict.fromkeys(slow))
             self._output.note(f"waiting at most {CLOSE_S:g} s for {who} to store the rest")
         are_slow = [one for one in self.trackers if not one.wait(deadline - time.monotonic())]
-        self.missing += self._news() + [
+        self.missing += self._take_problems() + [
             f"tracker {one.name} had not finished {CLOSE_S:g} s after the run: it lacks "
             f"{one.num_waiting} records; events.jsonl and metrics.jsonl contain them"
             for one in are_slow
         ]
         self.trackers = []
 
-    def _news(self) -> list[str]:
-        """Pass on each event once, of several adapters."""
-        return list(dict.fromkeys(text for one in self.trackers for text in one.news()))
+    def _take_problems(self) -> list[str]:
+        """Return the problems since the last call, each once even if several adapters share it."""
+        return list(dict.fromkeys(text for one in self.trackers for text in one.take_messages()))
 
 
 def tracked_run(spec: RunSpec) -> TrackedRun:
@@ -149,8 +150,8 @@ def _metrics(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[None]:
     server = MetricsServer(*address, text)
     try:
         bus.listeners.append(lambda event: exposition.feed(stamped(event)))
-        output.note(said := f"metrics are served at {server.url}")
-        bus.emit(Notice(text=said))
+        output.note(message := f"metrics are served at {server.url}")
+        bus.emit(Notice(text=message))
         yield
     finally:
         server.close()

@@ -1,6 +1,6 @@
-"""Functions of the user's that are told what a run does: `run.hooks.*`, each by import path. They
-run in a process of their own, one at a time, within a bound; what one raises ends the run with its
-name."""
+"""Calls the user's functions that receive what a run does: `run.hooks.*`, each by import path. They
+run in a process of their own, one at a time, within a time limit; if one raises, the run ends with
+an error that names it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from milescli.workers.isolated import resolve_isolated
 
 
 class UserHooks:
-    """The hooks that a recipe names. Belongs to one event loop."""
+    """Holds the hooks that a recipe names. Belongs to one event loop."""
 
     def __init__(self, recipe: Recipe) -> None:
-        """Raises RecipeError where one cannot be had or does not take what it is given."""
+        """Load the hooks. Raises RecipeError if one cannot be loaded or does not accept its
+        arguments."""
         settings = recipe.run.hooks
         self._calls: dict[str, Callable[..., Any]] = {}
         for point in HOOKS:
@@ -35,43 +36,43 @@ class UserHooks:
                     longer=f"--set run.hooks.timeout_s={2 * settings.timeout_s:g}",
                 )
 
-    async def tell(self, hook: str, *, event: Event | None = None, **told: Any) -> None:
-        """Call a hook; do nothing where the recipe names none, or where the `event` for a tracker
-        has no scalars. Raises RecipeError where it raises, or takes longer than its bound."""
+    async def call(self, hook: str, *, event: Event | None = None, **arguments: Any) -> None:
+        """Call a hook; do nothing if the recipe does not name it, or if the `event` for a tracker
+        has no scalars. Raises RecipeError if it raises, or takes longer than its limit."""
         if hook not in self._calls:
             return
         if event is not None:
             if (scalars := scalars_of(event)) is None:
                 return
-            told = dict(zip(("step", "scalars"), scalars, strict=True))
-        await in_thread(lambda: self._calls[hook](**told))
+            arguments = dict(zip(("step", "scalars"), scalars, strict=True))
+        await in_thread(lambda: self._calls[hook](**arguments))
 
 
 def check_all_samples(hook: Callable[..., Any]) -> None:
-    """Call it as a run would."""
+    """Call the hook as a run would."""
     first, *others = example_groups()
     hook(step=1, groups=others, refused=[first])
 
 
 def check_before_step(hook: Callable[..., Any]) -> None:
-    """Call it as a run would."""
+    """Call the hook as a run would."""
     hook(step=1, groups=example_groups())
 
 
 def check_after_step(hook: Callable[..., Any]) -> None:
-    """Call it as a run would."""
+    """Call the hook as a run would."""
     hook(step=1, report=_REPORT, groups=example_groups())
 
 
 def check_after_save(hook: Callable[..., Any]) -> None:
-    """Call it as a run would, with a folder that holds a file."""
+    """Call the hook as a run would, with a folder that contains a file."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "manifest.json").write_text("{}", encoding="utf-8")
         hook(step=1, folder=Path(folder))
 
 
 def check_tracker(hook: Callable[..., Any]) -> None:
-    """Call it as a run would."""
+    """Call the hook as a run would."""
     hook(step=1, scalars={"train/loss": 0.5, "rollout/reward_mean": 0.25})
 
 

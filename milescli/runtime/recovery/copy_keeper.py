@@ -1,5 +1,5 @@
-"""The process that holds copies of trainer ranks' state in its memory, on another node than theirs
-if there is one. It only knows bytes; `peer_copies` decides which copies are valid. Imports nothing
+"""Holds copies of trainer ranks' state in the memory of a process, on another node than theirs if
+there is one. It only stores bytes; `peer_copies` decides which copies are valid. Imports nothing
 heavy."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The small process behind `miles launch` and `miles resume`: it forks the driver before anything
-heavy is imported, forwards signals, reports the cause if the driver dies silently, and with
-`--supervised` restarts it.
+"""Runs the driver of `miles launch` and `miles resume` in a forked child: this small parent forks
+before anything heavy is imported, forwards signals, reports the cause if the driver dies silently,
+and with `--supervised` restarts it.
 
 If both are in the foreground of a terminal, the terminal's signals reach both, and only signals
 sent to this process alone are forwarded. Otherwise the child has its own process group, and all are
@@ -42,17 +42,17 @@ from milescli.core.silence import is_stopped_process
 from milescli.platform.memory_record import oom_kills
 from milescli.recipe.machine import Fault
 from milescli.runtime.recovery.restarts import Restarts
-from milescli.runtime.recovery.stops import BY_USER, ended_now, record_end, stop_signals
+from milescli.runtime.recovery.stops import BY_USER, immediate_end_error, record_end, stop_signals
 from milescli.workers.guard import end_with_parent
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
 
-OTHER_NODES = ("NodeDied", "NodesJoined")
-"""Kinds of errors after which a run continues in any case: `machine.on_node_loss` says how."""
-MENDABLE = (*OTHER_NODES, "WorkerDied", "WorkerKilled", "WaitTimeout", "MachineError")
-"""Kinds of errors that may not occur in another attempt, without any change by the user."""
+NODE_ERRORS = ("NodeDied", "NodesJoined")
+"""Kinds of errors after which a run always continues: `machine.on_node_loss` says how."""
+RESTARTABLE = (*NODE_ERRORS, "WorkerDied", "WorkerKilled", "WaitTimeout", "MachineError")
+"""Kinds of errors that may not occur in another attempt without a change by the user."""
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Pause before the driver restarts; it doubles each time, up to the longest."""
 
@@ -62,11 +62,11 @@ class Parent:
     """Runs the drivers of one run, one after the other."""
 
     output: Output
-    again: str
-    """Command that starts over, for the error if a driver died before its run was created."""
+    start_command: str
+    """Command that starts the run, for the error if a driver died before its run was created."""
     resume: Callable[[Path], None]
     """Continues a run."""
-    mends: Collection[str]
+    restart_on: Collection[str]
     """Kinds of errors after which it restarts: MENDABLE if supervised, else OTHER_NODES."""
     _run: RunDir | None = None
     _has_begun: bool = False
@@ -82,15 +82,15 @@ class Parent:
         restarts: Restarts | None = None
         while True:
             oom_before = oom_kills()
-            ended = run_in_child(work, on_hold=self._tell_of_hold)
+            ended = run_in_child(work, on_hold=self._report_stopped)
             if ended is None:  # this is the driver, at its end
                 return ExitCode.DONE
             error = self._error_of(ended, oom_before=oom_before)
-            was_told = error is None or "code" in ended.said
+            was_reported = error is None or "code" in ended.report
             if restarts is None:
                 restarts = Restarts(limits=self._limits)
-            if error is None or not self._may_mend(ended, error):
-                if not was_told and error is not None:
+            if error is None or not self._may_restart(ended, error):
+                if not was_reported and error is not None:
                     raise error
                 return _code_of(ended)
             run = self._run
@@ -98,17 +98,17 @@ class Parent:
             if isinstance(error, NodesJoined):
                 self.output.note(f"{run.name} restarts: attempt {len(run.attempts()) + 1}")
             else:
-                self._pause_after(error, run, restarts, was_told=was_told)
+                self._pause_after(error, run, restarts, was_reported=was_reported)
             self._has_begun, work = True, partial(self.resume, run.path)
 
     def _pause_after(
-        self, error: MilesError, run: RunDir, restarts: Restarts, *, was_told: bool
+        self, error: MilesError, run: RunDir, restarts: Restarts, *, was_reported: bool
     ) -> None:
         """Pause before a restart. Raises the error if no restart is left."""
         step = step_done(run.events())
         if refusal := restarts.refusal(f"{type(error).__name__}: {error.what}", step):
             raise type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
-        if not was_told:
+        if not was_reported:
             self.output.error(error)
         pause_s = min(PAUSE_S * 2 ** (restarts.total - 1), LONGEST_PAUSE_S)
         self.output.warn(
@@ -118,56 +118,56 @@ class Parent:
         )
         _pause(pause_s, run)
 
-    def _tell_of_hold(self, driver: int) -> None:
+    def _report_stopped(self, driver: int) -> None:
         self.output.warn(
             f"the driver (process {driver}) was stopped by SIGSTOP, and the run waits for it: "
             f"`kill -CONT {driver}` continues it; Ctrl-C saves and ends it as usual"
         )
 
-    def _may_mend(self, ended: Ended, error: MilesError) -> bool:
+    def _may_restart(self, ended: Ended, error: MilesError) -> bool:
         return (
             self._run is not None
             and self._run.is_run
             and (self._num_steps is None or step_saved(self._run.events()) != self._num_steps)
             and ended.stopped_by is None
-            and type(error).__name__ in self.mends
-            and (self._has_begun or "log_dir" in ended.said)
+            and type(error).__name__ in self.restart_on
+            and (self._has_begun or "log_dir" in ended.report)
         )
 
     def _error_of(self, ended: Ended, *, oom_before: int | None) -> MilesError | None:
-        """Return the error that ended the driver, whether or not it was reported to the user; None
-        if it finished, or the user ended it."""
-        said = ended.said
-        if "max_restarts" in said:
-            self._limits = Fault(max_restarts=said["max_restarts"], window_s=said["window_s"])
-            self._num_steps = said.get("num_steps")
-        if "run" in said:
-            self._run = RunDir(Path(said["run"]))
-        if "code" in said:
-            return _as_error(said["error"]) if said["code"] and "error" in said else None
-        self.output.give_back_terminal()
-        _wait_for_clean_up(said)
+        """Return the error that ended the driver, whether or not the user has seen it; None if it
+        finished, or the user ended it."""
+        report = ended.report
+        if "max_restarts" in report:
+            self._limits = Fault(max_restarts=report["max_restarts"], window_s=report["window_s"])
+            self._num_steps = report.get("num_steps")
+        if "run" in report:
+            self._run = RunDir(Path(report["run"]))
+        if "code" in report:
+            return _as_error(report["error"]) if report["code"] and "error" in report else None
+        self.output.show_cursor()
+        _wait_for_clean_up(report)
         run = self._run if self._run is not None and self._run.is_run else None
-        go_on = self.again
+        go_on = self.start_command
         if run is not None:
             saved = step_saved(run.events())
             go_on = resume_command(run.shown, step=saved, num_steps=self._num_steps)
         if ended.stopped_by in stop_signals():
-            error = ended_now(ended.stopped_by, fix=go_on, is_second="log_dir" in said)
+            error = immediate_end_error(ended.stopped_by, fix=go_on, is_second="log_dir" in report)
         else:
             error = _cause(ended, run, oom_before=oom_before)
             error.fixes.insert(0, go_on)
             if run is not None:
                 error.fixes.append(f"miles why {run.shown}   # {WHAT_IT_TELLS}")
-        if said.get("ray_log"):
-            Path(said["ray_log"]).unlink(missing_ok=True)
+        if report.get("ray_log"):
+            Path(report["ray_log"]).unlink(missing_ok=True)
         if run is not None:
-            _conclude(said, run, error=error)
+            _conclude(report, run, error=error)
         return error
 
 
 def _code_of(ended: Ended) -> int:
-    return ended.said.get("code", ExitCode.FAILED)
+    return ended.report.get("code", ExitCode.FAILED)
 
 
 def _as_error(fields: dict[str, Any]) -> MilesError:
@@ -177,9 +177,9 @@ def _as_error(fields: dict[str, Any]) -> MilesError:
 
 
 def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> MilesError:
-    """Find the cause of a silent death."""
-    if "cause" in ended.said:
-        return _as_error(ended.said["cause"])
+    """Return an error that names the cause of a silent death."""
+    if "cause" in ended.report:
+        return _as_error(ended.report["cause"])
     of_run = f" of run {run.name}" if run is not None else ""
     if ended.code < 0:
         how = f"process {ended.pid} was ended by {_name_of(-ended.code)}"
@@ -197,8 +197,8 @@ def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> Miles
         )
     elif ended.code == -signal.SIGKILL and killed == 0:
         how += "; the kernel killed nothing in this control group for lack of memory"
-    if ended.said.get("ray_log"):
-        log = Path(ended.said["ray_log"])
+    if ended.report.get("ray_log"):
+        log = Path(ended.report["ray_log"])
         how += f"; it was starting Ray, which printed:\n{last_log_lines(log, 3)}"
     return WorkerDied(f"the driver{of_run} died", why=how, fix=[])
 
@@ -210,12 +210,12 @@ def _name_of(number: int) -> str:
         return f"signal {number}"
 
 
-def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
-    """Write what the driver could not. If it died before its attempt began, there is something to
-    write only if the user stopped it."""
+def _conclude(report: Said, run: RunDir, *, error: MilesError) -> None:
+    """Write the verdict that the driver could not write. If it died before its attempt began, there
+    is one only if the user stopped it."""
     by_user = isinstance(error, BY_USER)
-    if "log_dir" in said:
-        log_dir = Path(said["log_dir"])
+    if "log_dir" in report:
+        log_dir = Path(report["log_dir"])
     elif by_user:
         log_dir = run.new_attempt()
     else:
@@ -234,13 +234,13 @@ def _seconds_since(log_dir: Path) -> float:
     return max(time.time() - min(times), 0.0) if times else 0.0
 
 
-def _wait_for_clean_up(said: Said) -> None:
+def _wait_for_clean_up(report: Said) -> None:
     """Wait until the driver's processes are gone. Raises MachineError if something is left."""
-    if "token" in said:
+    if "token" in report:
         wait_for_clean_up(
-            token=said["token"],
-            scratch_dirs=[Path(said["scratch_dir"])] if "scratch_dir" in said else [],
-            verdict=verdict_file(Path(said["log_dir"])) if "log_dir" in said else None,
+            token=report["token"],
+            scratch_dirs=[Path(report["scratch_dir"])] if "scratch_dir" in report else [],
+            verdict=verdict_file(Path(report["log_dir"])) if "log_dir" in report else None,
         )
 
 
@@ -280,10 +280,10 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a driver ended."""
+    """Describes how a driver ended."""
 
     pid: int
-    said: Said
+    report: Said
     """What the driver itself reported."""
     code: int
     """Exit code of the process; -N: killed by signal N."""
@@ -293,8 +293,9 @@ class Ended:
 
 def run_in_child(work: Callable[[], None], *, on_hold: Callable[[int], None]) -> Ended | None:
     """Fork; return how the child ended. In the child: call `work`, raise what it raises, and return
-    None, so that it continues like a process without this parent. Call it on a main thread without
-    others. `on_hold` gets the process id of a child that SIGSTOP stopped."""
+    None, so that it continues like a process without this parent. Call it on the main thread of a
+    process without other threads. `on_hold` receives the process id of a child that SIGSTOP
+    stopped."""
     sys.stdout.flush()
     sys.stderr.flush()
     in_foreground = _is_foreground()
@@ -315,7 +316,7 @@ def run_in_child(work: Callable[[], None], *, on_hold: Callable[[int], None]) ->
             os.setpgid(child, child)
     try:
         code, stopped_by = _wait(child, passed_on, in_foreground=in_foreground, on_hold=on_hold)
-        return Ended(pid=child, said=heard(reading), code=code, stopped_by=stopped_by)
+        return Ended(pid=child, report=heard(reading), code=code, stopped_by=stopped_by)
     finally:
         os.close(reading)
         # what still came for the child is not for this process
@@ -349,8 +350,8 @@ def _wait(
     """Return (exit code, first signal that asked for the end)."""
     stopped_by: int | None = None
     while True:
-        came = signal.sigwaitinfo({*passed_on, signal.SIGCHLD})
-        number = signal.Signals(came.si_signo)
+        received = signal.sigwaitinfo({*passed_on, signal.SIGCHLD})
+        number = signal.Signals(received.si_signo)
         if number == signal.SIGCHLD:
             for status in _changes(child):
                 if not os.WIFSTOPPED(status):
@@ -361,7 +362,7 @@ def _wait(
         if number in STOPS and stopped_by is None:
             stopped_by = number
         # a terminal that closes tells the leader of its session alone, which may be this process
-        if not in_foreground or number == signal.SIGHUP or came.si_code != _FROM_TERMINAL:
+        if not in_foreground or number == signal.SIGHUP or received.si_code != _FROM_TERMINAL:
             with suppress(ProcessLookupError):
                 if number in (signal.SIGTSTP, signal.SIGCONT):
                     os.killpg(child, number)

@@ -29,9 +29,9 @@ from milescli.runtime.build import SCORER_NAME, Builder
 from milescli.runtime.recovery.engines import EngineActors, Engines, ScoreClient
 from milescli.runtime.recovery.healing_trainer import HealingTrainer
 from milescli.runtime.recovery.rank_group import RankGroup
-from milescli.runtime.recovery.restarts import Repairs, beyond
+from milescli.runtime.recovery.restarts import Repairs, with_refusal
 
-ASKED_AFTER_S = 5.0
+HEALTH_CHECK_AFTER_S = 5.0
 """Seconds without a reply, while requests wait, after which miles checks the engine's health. If
 that takes equally long, the engine counts as silent."""
 PASS_TOKENS = 16_384
@@ -42,7 +42,7 @@ measured at 2e10."""
 
 
 class WatchedFleet(Protocol):
-    """The client of the engines, as the keepers see it; see SglangFleet."""
+    """Defines the client of the engines, as the keepers use it; see SglangFleet."""
 
     on_death: Callable[[EngineDied], None] | None
 
@@ -73,7 +73,7 @@ class EngineWatch:
     def __init__(
         self, engine: EngineActors, *, fleet: WatchedFleet, settings: MachineSettings
     ) -> None:
-        """`fleet`: the client that sends it requests."""
+        """Start to watch. `fleet`: the client that sends requests to the engine."""
         self.engine, self._fleet = engine, fleet
         self.silence = Silence(worker=engine.name, bound_s=settings.silence_s)
         self._patience_s = settings.start_timeout_s
@@ -91,7 +91,7 @@ class EngineWatch:
         """Check the engine once. Raises WorkerDied if it has ended."""
         look = await self.engine.look()
         is_busy = look.stopped is None and self._clock.is_busy(look.cpu_s)
-        unheard = self._unheard()
+        unheard = self._silence_reason()
         if look.stopped is not None:
             waiting = self._fleet.num_waiting(self.engine.url)
             self.silence.look(f"{look.stopped}, and {waiting} requests are waiting for it")
@@ -126,7 +126,7 @@ class EngineWatch:
         spec = self.engine.specs[0]
         return token_flops(table(load_facts(spec.model_dir))).forward_mean(spec.context_length)
 
-    def _unheard(self) -> str | None:
+    def _silence_reason(self) -> str | None:
         """Return the reason if requests wait and the engine does not answer; else None."""
         url, now = self.engine.url, time.monotonic()
         waiting = self._fleet.num_waiting(url)
@@ -135,23 +135,23 @@ class EngineWatch:
             return None
         if self._waited_since is None:
             self._waited_since = now
-        if self._fleet.silent_s(url) < min(ASKED_AFTER_S, now - self._waited_since):
+        if self._fleet.silent_s(url) < min(HEALTH_CHECK_AFTER_S, now - self._waited_since):
             self._has_replied, self._is_unwell = True, False
             return None
-        self._inquire(url, now)
+        self._check_health(url, now)
         if not self._is_unwell:
             return None
         if not self._has_replied and now - self._waited_since < self._patience_s:
             return None
         return f"it does not respond, and {waiting} requests are waiting for it"
 
-    def _inquire(self, url: str, now: float) -> None:
+    def _check_health(self, url: str, now: float) -> None:
         question = self._question
         if question is None:
             self._asked_at = now
             self._question = asyncio.ensure_future(self._fleet.answers(url))
         elif not question.done():
-            self._is_unwell |= now - self._asked_at > ASKED_AFTER_S
+            self._is_unwell |= now - self._asked_at > HEALTH_CHECK_AFTER_S
         else:
             self._question = None
             self._is_unwell = bool(question.exception()) or not question.result()
@@ -188,7 +188,7 @@ class EngineKeeper:
         repairs: Repairs,
         join: Join,
     ) -> None:
-        """`indices`: of the fleet's engines in the plan."""
+        """Watch the engines of a fleet. `indices`: their indices in the plan."""
         self._fleet, self._indices, self._engines = fleet, indices, engines
         self._builder, self._repairs, self._join = builder, repairs, join
         self._healing: dict[int, asyncio.Task[None]] = {}
@@ -197,14 +197,14 @@ class EngineKeeper:
         self._is_closed = False
         self.on_empty: Callable[[], None] | None = None
         """Called where no engine is left for the moment."""
-        fleet.on_death = self._hear
+        fleet.on_death = self._on_death
 
     async def probe(self) -> None:
         """Check the engines, and start to replace those that are dead or hang. Raises WorkerDied if
         one is not replaced because a limit is reached."""
-        there = [self._engines.actors[i] for i in self._indices if i not in self._healing]
+        running = [self._engines.actors[i] for i in self._indices if i not in self._healing]
         if self._failure is None and not self._is_closed:
-            await asyncio.gather(*(self._look(engine) for engine in there))
+            await asyncio.gather(*(self._look(engine) for engine in running))
         if self._failure is not None:
             raise self._failure
 
@@ -229,21 +229,21 @@ class EngineKeeper:
         try:
             await watch.look()
         except WorkerDied as error:
-            self._lost(engine, error)
+            self._on_loss(engine, error)
             return
         if news := watch.silence.news(self._repairs.step()):
             self._repairs.bus.emit(news)
         if watch.silence.is_too_long:
-            self._lost(engine, await watch.death())
+            self._on_loss(engine, await watch.death())
 
-    def _hear(self, error: EngineDied) -> None:
+    def _on_death(self, error: EngineDied) -> None:
         """Handle the fleet's report that an engine does not answer."""
         for index in self._indices:
             engine = self._engines.actors[index]
             if engine.url == error.url:
-                self._lost(engine, error)
+                self._on_loss(engine, error)
 
-    def _lost(self, engine: EngineActors, error: WorkerDied) -> None:
+    def _on_loss(self, engine: EngineActors, error: WorkerDied) -> None:
         is_replaced = self._engines.actors[engine.index] is not engine
         if engine.index in self._healing or is_replaced or self._failure is not None:
             return
@@ -251,7 +251,7 @@ class EngineKeeper:
         dead.url = engine.url
         self._fleet.remove(dead)
         if self._may_start(engine, error):
-            healing = asyncio.ensure_future(self._heal(engine))
+            healing = asyncio.ensure_future(self._start_replacements(engine))
             self._healing[engine.index] = healing
         if self.on_empty is not None and not self._fleet.engines:
             self.on_empty()
@@ -263,11 +263,11 @@ class EngineKeeper:
             self._failure = error
             return False
         if refusal := self._repairs.begin(engine.name, error):
-            self._failure = beyond(error, refusal)
+            self._failure = with_refusal(error, refusal)
             return False
         return True
 
-    async def _heal(self, engine: EngineActors) -> None:
+    async def _start_replacements(self, engine: EngineActors) -> None:
         """Start replacements until one runs, or a limit is reached."""
         began = time.monotonic()
         try:
@@ -329,8 +329,8 @@ def keep_engines(
 def keep_frozen(
     fleet: SglangFleet, name: str, engines: Engines, builder: Builder, *, repairs: Repairs
 ) -> None:
-    """Replace dead engines of a fleet that gets no weights from a trainer: a new one loads those of
-    the others."""
+    """Replace dead engines of a fleet that gets no weights from a trainer: a new one loads the same
+    weights as the others."""
 
     async def join(start: Start) -> None:
         await fleet.admit(await start(), fleet.version)

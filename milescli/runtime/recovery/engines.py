@@ -1,5 +1,5 @@
-"""The rollout side of a run: actors that hold engine processes, and the clients of engines and
-reward model. Started by `build`, kept alive by `engine_keepers`."""
+"""Holds the rollout side of a run: actors that host engine processes, and the clients of engines
+and reward model. Started by `build`, monitored by `engine_keepers`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from milescli.train.objectives.reward_model import scored_sequence
 from milescli.train.packing import pack
 
 STOP_TIMEOUT_S = 20.0
-"""Time for an engine to end in good order, or by SIGKILL."""
+"""Seconds for an engine to end regularly, or by SIGKILL."""
 KILL_TIMEOUT_S = 8.0
 """Time for an engine to end by SIGKILL at once."""
 DUMP_TIMEOUT_S = 40.0
@@ -31,7 +31,7 @@ DUMP_TIMEOUT_S = 40.0
 
 @dataclass(slots=True, kw_only=True)
 class EngineActors:
-    """One engine: an actor on each node that it lies on; the first has its HTTP server."""
+    """Holds one engine: an actor on each of its nodes; the first one runs the HTTP server."""
 
     index: int
     """Index in the plan."""
@@ -42,7 +42,7 @@ class EngineActors:
 
     @property
     def name(self) -> str:
-        """Name of the engine, as errors call it."""
+        """Return the name of the engine for errors."""
         return self.specs[0].name
 
     @property
@@ -51,7 +51,7 @@ class EngineActors:
         return self.specs[0].url
 
     async def start(self, *, timeout_s: float) -> None:
-        """Begin its processes; does not wait until they answer."""
+        """Start its processes; do not wait until they answer."""
         await start_all(self.handles, timeout_s=timeout_s)
         await run_all(self.handles, "start", timeout_s=timeout_s)
         self.groups = await run_all(self.handles, "group", timeout_s=timeout_s)
@@ -61,16 +61,16 @@ class EngineActors:
         await run_all(self.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
 
     async def look(self) -> ProcessLook:
-        """Look at its processes on all nodes. `stopped`: also, that an actor does not answer.
-        Raises WorkerDied where a process of it, or an actor, has ended."""
+        """Check its processes on all nodes, and return their state; `stopped` also if an actor does
+        not answer. Raises WorkerDied if one of its processes or actors has ended."""
         pairs = zip(self.handles, self.specs, strict=True)
         looks = await asyncio.gather(*(_look(handle, spec) for handle, spec in pairs))
         stopped = next((look.stopped for look in looks if look.stopped), None)
         return ProcessLook(stopped=stopped, cpu_s=sum(look.cpu_s for look in looks))
 
     async def dump_stacks(self) -> list[str]:
-        """Write where its processes are beside their logs; the files. Not of those whose actor does
-        not speak."""
+        """Write the stacks of its processes beside their logs; return the files. Processes whose
+        actor does not answer are left out."""
         speaks = await asyncio.gather(*(handle.look() for handle in self.handles))
         dumps = [
             handle.run("dump_stacks", timeout_s=DUMP_TIMEOUT_S)
@@ -81,22 +81,22 @@ class EngineActors:
         return [file for file in files if isinstance(file, str)]
 
     async def stop(self, *, grace_s: float = 10.0) -> None:
-        """End its processes, after `grace_s` by SIGKILL. What has no actor any more is left to the
-        watchdog, or to its successor."""
+        """End its processes, after `grace_s` by SIGKILL. Processes without an actor are left to the
+        watchdog, or to its replacement."""
         with contextlib.suppress(Exception):  # a dead one cannot be stopped
             timeout_s = STOP_TIMEOUT_S if grace_s else KILL_TIMEOUT_S
             await run_all(self.handles, "stop", grace_s, timeout_s=timeout_s)
 
 
 class Keeper(Protocol):
-    """Starts an engine in the place of one that died; see `engine_keepers`."""
+    """Starts an engine in the place of a dead one; see `engine_keepers`."""
 
     async def probe(self) -> None:
-        """Look at the engines. Raises WorkerDied where one is not replaced any more."""
+        """Check the engines. Raises WorkerDied if one cannot be replaced any more."""
         ...
 
     async def close(self) -> None:
-        """Start nothing more."""
+        """Stop replacing engines."""
         ...
 
 
@@ -125,12 +125,13 @@ class Engines:
 
     @property
     def heads(self) -> list[EngineSpec]:
-        """Return the part of each engine that answers requests, in the plan's order."""
+        """Return the spec of each engine's first node, which answers requests, in the plan's
+        order."""
         return [self.actors[index].specs[0] for index in sorted(self.actors)]
 
     async def probe(self) -> None:
-        """Look whether they live, and the reward model. Raises WorkerDied where one does not, and
-        nobody replaces it."""
+        """Check the engines and the reward model. Raises WorkerDied if one is dead and is not
+        replaced."""
         if self.keepers:
             await asyncio.gather(*(keeper.probe() for keeper in self.keepers))
         else:
@@ -139,7 +140,7 @@ class Engines:
             await self.scorer_keeper.probe()
 
     async def leave(self) -> None:
-        """Start nothing any more."""
+        """Stop replacing dead processes."""
         keepers = filter(None, (*self.keepers, self.scorer_keeper))
         await asyncio.gather(*(keeper.close() for keeper in keepers))
 
@@ -153,7 +154,7 @@ class Engines:
 
 
 async def _look(handle: ActorHandle, spec: EngineSpec) -> ProcessLook:
-    """Look at one engine process through the actor that holds it."""
+    """Check one engine process through its actor, and return its state."""
     look: ProcessLook | None = await handle.look("look")
     if look is None:
         return ProcessLook(stopped=f"the actor of {spec.name} does not respond")
@@ -172,12 +173,12 @@ _Waiting = tuple[Sequence[int], asyncio.Future[float]]
 
 
 class ScoreClient:
-    """The driver's side of a reward model: requests that arrive while it reads are read together
-    next. Implements milescli.rollout.rewards.served.reward_model.ScoreServer. Belongs to one event
+    """Sends requests to a reward model: requests that arrive while it computes form its next batch.
+    Implements milescli.rollout.rewards.served.reward_model.ScoreServer. Belongs to one event
     loop."""
 
     def __init__(self, ranks: Trainer) -> None:
-        """`ranks`: of the model."""
+        """Set the ranks of the reward model."""
         self._ranks = ranks
         self._waiting: list[_Waiting] = []
         self._work: asyncio.Task[None] | None = None
@@ -206,7 +207,7 @@ class ScoreClient:
                     reply.set_result(score)
 
     def _taken(self) -> list[_Waiting]:
-        """Take the requests that came first, up to the bound; one at least."""
+        """Return the oldest requests, up to the bound; at least one."""
         tokens = count = 0
         while count < len(self._waiting) and (not count or tokens < CALL_TOKENS):
             tokens += len(self._waiting[count][0])

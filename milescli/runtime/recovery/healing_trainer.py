@@ -21,18 +21,19 @@ from milescli.core.types import EngineAddress
 from milescli.core.units import format_bytes
 from milescli.runtime.recovery.peer_copies import Copies
 from milescli.runtime.recovery.rank_group import DEATH_GRACE_S, RankGroup, RankWatch
-from milescli.runtime.recovery.restarts import Repairs, beyond
+from milescli.runtime.recovery.restarts import Repairs, with_refusal
 from milescli.train.base import TrainBatch, Trainer
 
 CHANGES = ("step", "start_critic", "reset_optimizer", "freeze_reference", "load")
 """Methods that change the ranks' state, so that new ranks must repeat them."""
 WRITES = ("save", "save_adapter", "keep_adapter")
-"""Methods whose first argument is the folder that they write; dead ranks may have begun it."""
+"""Methods whose first argument is the folder that they write; dead ranks may have left a part of
+it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the trainer's ranks."""
+    """Describes one call of the trainer's ranks."""
 
     method: str
     args: tuple[Any, ...] = ()
@@ -42,7 +43,7 @@ class Call:
 
     @property
     def fleet(self) -> str | None:
-        """Name of the fleet whose channel must be open."""
+        """Return the name of the fleet whose channel must be open for the call."""
         return self.args[-1] if self.method in ("publish", "verify") else None
 
     @property
@@ -58,7 +59,7 @@ class Call:
         await ranks.call(self.method, *self.args, **self.kwargs)
 
 
-Numbered = list[tuple[int, Call]]
+NumberedCalls = list[tuple[int, Call]]
 """[(number of earlier calls, the call)]"""
 
 
@@ -73,11 +74,11 @@ class RecordedCalls:
     """Mark of the ranks' current state."""
     size_bytes: int = 0
     """Bytes of the batches in the recorded calls."""
-    _saved: dict[str | None, int] = field(default_factory=dict)
+    _saved_marks: dict[str | None, int] = field(default_factory=dict)
     """Adapter -> mark of its newest complete checkpoint."""
-    _lost: dict[str | None, int] = field(default_factory=dict)
+    _recorded_since: dict[str | None, int] = field(default_factory=dict)
     """Adapter -> mark from which all of its calls are recorded."""
-    _calls: Numbered = field(default_factory=list)
+    _calls: NumberedCalls = field(default_factory=list)
 
     def add(self, call: Call) -> None:
         """Record a call that has returned."""
@@ -86,78 +87,83 @@ class RecordedCalls:
         self.size_bytes += call.size_bytes
 
     @property
-    def is_too_much(self) -> bool:
+    def exceeds_limit(self) -> bool:
         """Return True if the batches exceed the limit, so that some must be dropped."""
         return self.size_bytes > self.limit_bytes
 
     def saved(self, adapter: str | None = None) -> int:
         """Return the mark of the newest complete checkpoint, or 0 for the beginning."""
-        return self._saved.get(adapter, 0)
+        return self._saved_marks.get(adapter, 0)
 
     @property
     def has_saved(self) -> bool:
         """Return True if any checkpoint was completed since the beginning."""
-        return any(self._saved.values())
+        return any(self._saved_marks.values())
 
     def set_saved(self, mark: int, adapter: str | None = None) -> None:
         """Record that the checkpoint of that mark is complete: earlier calls will not be
         repeated."""
-        self._saved[adapter] = mark
+        self._saved_marks[adapter] = mark
         self._drop(lambda number, call: number < mark and call.adapter == adapter)
 
-    def reaches(self, mark: int | None) -> bool:
+    def has_since(self, mark: int | None) -> bool:
         """Return True if all calls since `mark` are recorded."""
-        return mark is not None and all(lost <= mark for lost in self._lost.values())
+        return mark is not None and all(lost <= mark for lost in self._recorded_since.values())
 
     @property
-    def reaches_checkpoints(self) -> bool:
+    def has_since_checkpoints(self) -> bool:
         """Return True if all calls since the checkpoint, of each adapter its own, are recorded."""
-        return all(lost <= self.saved(adapter) for adapter, lost in self._lost.items())
+        return all(lost <= self.saved(adapter) for adapter, lost in self._recorded_since.items())
 
-    def since(self, mark: int) -> Numbered:
+    def since(self, mark: int) -> NumberedCalls:
         """Return the calls that ranks with the state of `mark` must repeat."""
-        assert self.reaches(mark), f"calls since {mark} are needed, recorded since {self._lost}"
+        assert self.has_since(mark), (
+            f"calls since {mark} are needed, recorded since {self._recorded_since}"
+        )
         return [(number, call) for number, call in self._calls if number >= mark]
 
     @property
-    def since_checkpoints(self) -> Numbered:
+    def since_checkpoints(self) -> NumberedCalls:
         """Return the calls that ranks with the checkpoints' state must repeat."""
-        assert self.reaches_checkpoints, f"recorded since {self._lost}, saved at {self._saved}"
+        assert self.has_since_checkpoints, (
+            f"recorded since {self._recorded_since}, saved at {self._saved_marks}"
+        )
         return [each for each in self._calls if each[0] >= self.saved(each[1].adapter)]
 
-    def since_checkpoint_of(self, adapter: str) -> Numbered | None:
+    def since_checkpoint_of(self, adapter: str) -> NumberedCalls | None:
         """Return the calls of one adapter that ranks with its checkpoint must repeat; None if some
         were dropped."""
-        if self._lost.get(adapter, 0) > self.saved(adapter):
+        if self._recorded_since.get(adapter, 0) > self.saved(adapter):
             return None
         return [each for each in self._calls if each[1].adapter == adapter]
 
     def largest(self) -> str | None:
-        """Return the adapter whose recorded batches take the most memory; None: there are none."""
+        """Return the adapter whose recorded batches take the most memory; None if there are
+        none."""
         sizes = Counter[str]()
         for _, call in self._calls:
             sizes[call.adapter or ""] += call.size_bytes
         return max(sizes, key=lambda name: sizes[name], default=None)
 
-    def drop_of(self, adapter: str) -> None:
-        """Drop the calls of one adapter, which can then not be repeated any more."""
+    def drop_adapter(self, adapter: str) -> None:
+        """Drop the calls of one adapter; they cannot be repeated afterwards."""
         self._drop(lambda _, call: call.adapter == adapter)
 
     def forget(self, adapter: str) -> None:
         """Forget an adapter."""
-        self.drop_of(adapter)
-        self._saved.pop(adapter, None)
-        self._lost.pop(adapter, None)
+        self.drop_adapter(adapter)
+        self._saved_marks.pop(adapter, None)
+        self._recorded_since.pop(adapter, None)
 
     def drop_before(self, mark: int) -> None:
         """Drop the calls before `mark`, because they need not, or can not, be repeated any more."""
         self._drop(lambda number, call: number < mark)
 
     def _drop(self, is_gone: Callable[[int, Call], bool]) -> None:
-        left: Numbered = []
+        left: NumberedCalls = []
         for number, call in self._calls:
             if is_gone(number, call):
-                self._lost[call.adapter] = number + 1
+                self._recorded_since[call.adapter] = number + 1
             else:
                 left.append((number, call))
         self._calls = left
@@ -181,14 +187,14 @@ class HealingTrainer(Trainer):
         repairs: Repairs,
         silence_s: float,
         name: str = "trainer",
-        room: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+        free_devices: Callable[[], AbstractAsyncContextManager[None]] | None = None,
         copies: Copies | None = None,
     ) -> None:
-        """`restart` starts ranks with the weights of the newest checkpoint, or the initial ones if
-        there is none. `silence_s`: the recipe's `machine.silence_s`. `name`: of all ranks together,
-        in errors and events. `room`: a context in which new ranks may use devices that they share
-        in turns; None: they have their own devices, and start as soon as a death is noticed.
-        `copies`: takes copies of their state after steps."""
+        """Set up the trainer. `restart` starts ranks with the weights of the newest checkpoint, or
+        the initial ones if there is none. `silence_s`: the recipe's `machine.silence_s`. `name`: of
+        all ranks together, in errors and events. `free_devices`: a context in which new ranks may
+        use devices that they share in turns; None: they have their own devices, and start as soon
+        as a death is noticed. `copies`: takes copies of their state after steps."""
         self._ranks = ranks
         self._watch = RankWatch(name, silence_s, bus=repairs.bus, step=repairs.step)
         self._name = name
@@ -205,7 +211,7 @@ class HealingTrainer(Trainer):
         """Why new ranks could not write that folder."""
         self._lasting = list[Call]()
         """Calls whose effect no checkpoint holds: new ranks repeat them first."""
-        self._room, self._memory_state = room, Call("wake")
+        self._free_devices, self._memory_state = free_devices, Call("wake")
         """The last of `shed`, `sleep` and `wake`: new ranks begin awake."""
         self._fleets: dict[str, list[EngineAddress]] = {}
         self._open = set[str]()
@@ -234,7 +240,7 @@ class HealingTrainer(Trainer):
     def _is_whole(self) -> bool:
         """Return True if all calls that new ranks would have to repeat are recorded."""
         copy = self._copies.mark if self._copies is not None else None
-        return self._recorded.reaches_checkpoints or self._recorded.reaches(copy)
+        return self._recorded.has_since_checkpoints or self._recorded.has_since(copy)
 
     async def probe(self) -> None:
         """Check the ranks, and start to replace those that are dead or hang. Raises WorkerDied if
@@ -247,7 +253,7 @@ class HealingTrainer(Trainer):
             self._warn(
                 "the copy is lost, and earlier batches were dropped because of fault.kept_gib"
             )
-        is_idle = self._healing is None and not self._turn.locked() and self._room is None
+        is_idle = self._healing is None and not self._turn.locked() and self._free_devices is None
         if self._death is not None and not is_idle:
             return  # they are being replaced, or will be when it is their turn
         ranks = self._ranks
@@ -258,7 +264,7 @@ class HealingTrainer(Trainer):
             raise error
         self._death = error
         await ranks.kill()  # whoever waits for them learns it at once, and heals
-        if self._healing is None and not self._turn.locked() and self._room is None:
+        if self._healing is None and not self._turn.locked() and self._free_devices is None:
             self._healing = asyncio.ensure_future(self._heal_idle(error))
 
     async def close(self) -> None:
@@ -283,7 +289,7 @@ class HealingTrainer(Trainer):
             while True:
                 try:
                     await self._prepare(call)
-                    with self._watch.during(method, call.size_bytes):
+                    with self._watch.timed(method, call.size_bytes):
                         if adapter is not None:
                             await self._ranks.call("take_turn", adapter)
                         result = await self._ranks.call(method, *args, **kwargs)
@@ -300,7 +306,8 @@ class HealingTrainer(Trainer):
         return result
 
     async def _copy(self, copies: Copies) -> None:
-        """Copy the current state if a copy is due. If ranks die of it, the next call notices."""
+        """Start a copy of the current state if one is due. If ranks die meanwhile, the next call
+        notices."""
         copies.count_step()
         if not self._saving:
             with suppress(WorkerDied, WaitTimeout):
@@ -312,7 +319,7 @@ class HealingTrainer(Trainer):
             await self._ranks.connect_engines(self._fleets[call.fleet], call.fleet)
             self._open.add(call.fleet)
         if call.method in WRITES:
-            _empty(call.args[0])
+            _empty_folder(call.args[0])
 
     async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
         """Return the death of a rank that explains the error, which is raised if none has died."""
@@ -344,10 +351,10 @@ class HealingTrainer(Trainer):
         no copy needs, then all: until the next checkpoint or copy, a rank's death ends the run."""
         recorded, copies = self._recorded, self._copies
         recorded.add(call)
-        if recorded.is_too_much and copies is not None and recorded.reaches(copies.mark):
+        if recorded.exceeds_limit and copies is not None and recorded.has_since(copies.mark):
             recorded.drop_before(copies.mark)
         size = format_bytes(recorded.size_bytes)
-        if recorded.is_too_much:
+        if recorded.exceeds_limit:
             recorded.drop_before(recorded.done)
         self._warn(f"the batches since the last one need {size}, more than fault.kept_gib")
 
@@ -367,10 +374,12 @@ class HealingTrainer(Trainer):
             if not self._is_whole:
                 raise error
             if refusal := self._repairs.begin(self._name, error):
-                raise beyond(error, refusal)
+                raise with_refusal(error, refusal)
             try:
                 await self._ranks.kill()
-                async with self._room() if self._room is not None else nullcontext():
+                async with (
+                    self._free_devices() if self._free_devices is not None else nullcontext()
+                ):
                     source = await self._start_again(error)
                     if self._memory_state.method != "wake":  # as new ranks are
                         await self._memory_state.repeat(self._ranks)
@@ -394,9 +403,9 @@ class HealingTrainer(Trainer):
             self._open.clear()
             if await copies.restore(self._ranks):
                 await self._repeat(calls)
-                return f"from the copy in memory, {_repeated(calls)}"
+                return f"from the copy in memory, {_describe_repeated(calls)}"
             await self._ranks.kill()
-        if not recorded.reaches_checkpoints:
+        if not recorded.has_since_checkpoints:
             raise error
         self._ranks, self._death = await self._restart(), None
         self._open.clear()
@@ -405,9 +414,9 @@ class HealingTrainer(Trainer):
         if not num_steps(calls):
             return ""
         begun = "the newest checkpoint" if recorded.has_saved else "the beginning"
-        return f"from {begun}, {_repeated(calls)}"
+        return f"from {begun}, {_describe_repeated(calls)}"
 
-    async def _repeat(self, calls: Numbered) -> None:
+    async def _repeat(self, calls: NumberedCalls) -> None:
         """Repeat the calls, and write an unfinished checkpoint again at the same point."""
         for call in self._lasting:
             await call.repeat(self._ranks)
@@ -421,7 +430,7 @@ class HealingTrainer(Trainer):
 
     async def _save_again(self, folder: Path, adapter: str | None) -> None:
         try:
-            _empty(folder)
+            _empty_folder(folder)
             await Call("save", (folder,), adapter=adapter).repeat(self._ranks)
             await Call("finish_save", adapter=adapter).repeat(self._ranks)
         except CheckpointError as error:
@@ -429,7 +438,7 @@ class HealingTrainer(Trainer):
 
 
 class AdapterTrainer(Trainer):
-    """The trainer of one of several adapters: makes every call in that adapter's turn."""
+    """Makes the calls of one of several adapters, each in that adapter's turn."""
 
     def __init__(self, trainer: HealingTrainer, name: str) -> None:
         self._trainer, self.adapter = trainer, name
@@ -446,12 +455,12 @@ class AdapterTrainer(Trainer):
         self._trainer.note_given_up(self.adapter)
 
 
-def _repeated(calls: Numbered) -> str:
+def _describe_repeated(calls: NumberedCalls) -> str:
     num = num_steps(calls)
     return f"{num} step{'s'[: num != 1]} repeated"
 
 
-def _empty(folder: Path) -> None:
+def _empty_folder(folder: Path) -> None:
     """Remove what dead ranks have left of a checkpoint. Raises CheckpointError if the disk is
     full."""
     try:

@@ -1,7 +1,7 @@
-"""Copies of a run's checkpoints in an object store (`checkpoint.mirror`): a thread uploads each
+"""Copies a run's checkpoints to an object store (`checkpoint.mirror`): a thread uploads each
 complete checkpoint with the records that `miles resume` needs, and removes old copies as the disk's
-are. Nothing waits for it but the end of the run, within a bound; whatever the store does, the run
-goes on.
+are removed. Only the end of the run waits for it, within a bound; if the store fails, the run
+continues.
 
     URL/NAME/made/...            model and data that miles made for the run, once
     URL/NAME/step_N/run/...      recipe, plan, manifest, events, journal, as of this checkpoint
@@ -38,7 +38,7 @@ OWNER = ".miles-run"
 PAUSES_S = (1.0, 5.0, 20.0, 60.0)
 """Seconds between the attempts to upload one checkpoint."""
 LOOK_S = 0.2
-_UNSAID_S = 1.0
+_UNREPORTED_WAIT_S = 1.0
 """Shorter waits are not reported."""
 _SNAPSHOT = ".mirror"
 """Folder of the run with copies of the records to upload, because the run keeps writing its own."""
@@ -93,7 +93,7 @@ class Mirror:
         self._current: int | None = None
         self._changed = threading.Condition()
         self._is_closed = self._is_removal_told = False
-        self._thread = threading.Thread(target=self._live, name="mirror", daemon=True)
+        self._thread = threading.Thread(target=self._upload_loop, name="mirror", daemon=True)
 
     @classmethod
     def of(cls, recipe: Recipe, run: RunDir, checkpoints: CheckpointStore) -> Mirror | None:
@@ -102,14 +102,14 @@ class Mirror:
         return None if url is None else cls(_store(url, run), run, checkpoints)
 
     def begin(self) -> None:
-        """Start the thread, with what an earlier attempt may have left unfinished."""
+        """Start the thread, first with uploads that an earlier attempt may have left unfinished."""
         if complete := self._checkpoints.steps():
-            self.tell(complete[-1])
+            self.enqueue(complete[-1])
         self._thread.start()
 
-    def tell(self, step: int) -> None:
-        """Queue a complete checkpoint for upload; never waits. Checkpoints that the run needs for
-        its reference come first, until they are copied."""
+    def enqueue(self, step: int) -> None:
+        """Queue a complete checkpoint for upload, without waiting. Checkpoints that the run needs
+        for its reference come first, until they are copied."""
         with self._changed:
             needed = self._checkpoints.protect - self._copied - {step}
             self._waiting = [one for one in self._checkpoints.steps() if one in needed] + [step]
@@ -122,13 +122,13 @@ class Mirror:
             self._changed.notify_all()
 
     @property
-    def is_behind(self) -> bool:
-        """Return True if a checkpoint is being copied, or waits to be."""
+    def has_pending(self) -> bool:
+        """Return True if a checkpoint is being copied, or is queued."""
         with self._changed:
             return self._thread.is_alive() and bool(self._waiting or self._current is not None)
 
     def emit_news(self, bus: EventBus) -> None:
-        """Emit what happened since the last call, on the caller's thread."""
+        """Emit the events since the last call, on the caller's thread."""
         with suppress(queue.Empty):
             while True:
                 bus.emit(self._news.get_nowait())
@@ -137,15 +137,15 @@ class Mirror:
         """Wait until the copies are complete, at most `bound_s`, or until `gives_up`; report what
         is missing."""
         began, is_told = time.monotonic(), False
-        while self.is_behind and not gives_up() and time.monotonic() - began < bound_s:
-            if not is_told and time.monotonic() - began > _UNSAID_S:
+        while self.has_pending and not gives_up() and time.monotonic() - began < bound_s:
+            if not is_told and time.monotonic() - began > _UNREPORTED_WAIT_S:
                 is_told = True
                 bound = format_duration(bound_s)
                 text = f"waiting at most {bound} until {self.store.url} has the checkpoint"
                 bus.emit(Notice(text=text))
             self.emit_news(bus)
             await asyncio.sleep(LOOK_S)
-        is_late = self.is_behind
+        is_late = self.has_pending
         self.close()
         self.emit_news(bus)
         if is_late or self.failure:
@@ -155,7 +155,7 @@ class Mirror:
 
     # ------------------------------------------------------------------ in the thread
 
-    def _live(self) -> None:
+    def _upload_loop(self) -> None:
         while (step := self._next()) is not None:
             try:
                 self._try(step)
@@ -181,7 +181,7 @@ class Mirror:
             except Exception as error:  # nothing that happens here may end the run
                 if step not in self._checkpoints.steps():
                     return  # removed by a newer save before its turn came
-                self._failed(step, error)
+                self._on_failure(step, error)
                 is_final = isinstance(error, StoreError) and error.is_final
                 if pause_s is None or is_final or self._is_overtaken(pause_s):
                     return
@@ -196,7 +196,7 @@ class Mirror:
                     seconds=time.monotonic() - began,
                 )
             )
-            self._forget(step)
+            self._remove_old_copies(step)
             return
 
     def _is_overtaken(self, pause_s: float) -> bool:
@@ -204,7 +204,7 @@ class Mirror:
         with self._changed:
             return self._changed.wait_for(lambda: self._is_closed or self._waiting, pause_s)
 
-    def _failed(self, step: int, error: Exception) -> None:
+    def _on_failure(self, step: int, error: Exception) -> None:
         what = getattr(error, "what", type(error).__name__)
         why = f"{what} ({getattr(error, 'why', error)})"
         if not self.failure:
@@ -245,7 +245,7 @@ class Mirror:
             shutil.rmtree(snapshot, ignore_errors=True)
         return sent
 
-    def _forget(self, newest: int) -> None:
+    def _remove_old_copies(self, newest: int) -> None:
         """Remove the copies of checkpoints that the disk does not keep either."""
         try:
             found = objects_of_steps(self.store)

@@ -1,6 +1,6 @@
-"""Processes that outlive a run because its driver, parent and watchdog were killed or stopped, and
-folders of killed evaluations and chats. The next command that works on the run ends and removes
-them."""
+"""Ends processes that outlived a run because its driver, parent and watchdog were killed or
+stopped, and removes folders of killed evaluations and chats. The next command that works on the run
+does this."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NOTE = ".session.json"
 """File in the log folder of a session."""
 _SCRATCH = re.compile(r"/tmp/miles-\w+")
-"""Nothing else is removed, whatever a note says."""
+"""Pattern of the only folders that are removed, whatever a note says."""
 
 
 def write_note(log_dir: Path, *, token: str, scratch_dir: Path) -> None:
@@ -37,10 +37,10 @@ def write_note(log_dir: Path, *, token: str, scratch_dir: Path) -> None:
 
 
 @contextmanager
-def taken_over(run: RunDir, *, output: Output) -> Iterator[None]:
-    """Hold the run's lock, after ending the processes that earlier sessions have left on this
-    computer. An attempt without a verdict gets that of a killed driver. Raises as `lock`, and
-    MachineError if processes cannot be ended."""
+def locked_without_orphans(run: RunDir, *, output: Output) -> Iterator[None]:
+    """Hold the run's lock within the context, after ending the processes that earlier sessions have
+    left on this computer. An attempt without a verdict gets that of a killed driver. Raises as
+    `lock`, and MachineError if processes cannot be ended."""
     with lock(run):
         _end_left_behind(run, output=output)
         for folder in (*run.path.glob(".eval-*"), *run.path.glob(".chat-*")):
@@ -75,8 +75,8 @@ def _end_left_behind(run: RunDir, *, output: Output) -> None:
 def _read(note: Path) -> tuple[str, list[Path]]:
     """Return the token, and our folders that exist; nothing if the note is incomplete."""
     try:
-        said = read_json(note)
-        token, folder = str(said["token"]), Path(str(said["scratch_dir"]))
+        fields = read_json(note)
+        token, folder = str(fields["token"]), Path(str(fields["scratch_dir"]))
     except (OSError, ValueError, KeyError, TypeError):
         return "", []
     try:

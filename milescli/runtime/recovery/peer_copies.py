@@ -1,7 +1,7 @@
-"""Copies of the trainer's state in the memory of other processes: taken every few steps, sent while
-training goes on, and given to new ranks. The copies of a rank lie in a process (`copy_keeper`) on
-the next node of the plan, or beside the ranks where there is one node alone. `healing_trainer`
-drives this, and repeats the calls since a copy."""
+"""Keeps copies of the trainer's state in the memory of other processes: takes one every few steps,
+sends it while training continues, and loads it into new ranks. The copies of a rank are in a
+process (`copy_keeper`) on the next node of the plan, or on the same node if there is only one.
+`healing_trainer` calls this, and repeats the calls since a copy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "copy keeper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """A complete copy: the keepers have all bytes of every rank."""
+    """Describes a complete copy: the keepers have all bytes of every rank."""
 
     number: int
     """Counted from 1."""
@@ -47,8 +47,8 @@ class Copies:
         repairs: Repairs,
         silence_s: float,
     ) -> None:
-        """`every`: steps between copies; `start_ranks` starts new ranks with any weights;
-        `keeper_of_rank`: [ranks] which keeper holds the copies of each."""
+        """Set up copies. `every`: steps between copies; `start_ranks` starts new ranks with any
+        weights; `keeper_of_rank`: [ranks] which keeper holds the copies of each."""
         self._every, self._keeper_of_rank = every, keeper_of_rank
         self._start_keepers, self.start_ranks = start_keepers, start_ranks
         self._repairs = repairs
@@ -62,18 +62,19 @@ class Copies:
         self._num_taken = 0
 
     def start(self) -> None:
-        """Start the keepers; until they are there no copy is taken."""
+        """Start the keepers in the background; no copy is taken until they run."""
         self._starting = asyncio.ensure_future(self._start(began=None))
 
     async def _start(self, *, began: float | None) -> None:
-        """Start keepers. `began`: when the loss was noticed that they replace."""
+        """Start keepers. `began`: when the loss of those that they replace was noticed; None: the
+        first."""
         self._keepers = await self._start_keepers()
         if began is not None:
             self._repairs.done(NAME, began=began)
 
     @property
     def mark(self) -> int | None:
-        """Mark of the complete copy."""
+        """Return the mark of the complete copy; None if there is none."""
         return self._copy.mark if self._copy is not None else None
 
     def count_step(self) -> None:
@@ -81,8 +82,8 @@ class Copies:
         self._num_steps += 1
 
     async def take(self, ranks: RankGroup, mark: int) -> None:
-        """Copy the state of idle ranks, where it is time and the last copy has arrived. Returns
-        when they may change it. Raises WorkerDied or WaitTimeout of a rank."""
+        """Copy the state of idle ranks if a copy is due and the last one has arrived. Return when
+        the ranks may change their state. Raises WorkerDied or WaitTimeout of a rank."""
         is_sent = self._sending is None or self._sending.done()
         if self._keepers is None or self._num_steps < self._every or not is_sent:
             return
@@ -94,8 +95,8 @@ class Copies:
         self._sending = asyncio.ensure_future(self._send(self._keepers, ranks, copy))
 
     async def _send(self, keepers: RankGroup, ranks: RankGroup, copy: _Copy) -> None:
-        """Send a copy to the keepers. Where a process dies meanwhile, the copy before stays: its
-        watch finds the death."""
+        """Send a copy to the keepers. If a process dies meanwhile, the previous copy stays valid,
+        and the probe of that process reports the death."""
         counts = self._copy.number if self._copy is not None else 0
 
         async def part(rank: int) -> None:
@@ -124,7 +125,7 @@ class Copies:
             self._repairs.bus.emit(Notice(text=text, level="warning"))
 
     async def restore(self, ranks: RankGroup) -> bool:
-        """Give new ranks the complete copy; returns False where it is lost. Raises WorkerDied or
+        """Load the complete copy into new ranks. Return False if it is lost. Raises WorkerDied or
         WaitTimeout of a rank."""
         await self._stop_sending()
         copy, keepers = self._copy, self._keepers
@@ -143,7 +144,7 @@ class Copies:
         return True
 
     async def _give(self, keepers: RankGroup, number: int, rank: ActorHandle, copy: _Copy) -> None:
-        """Give one rank its part. `number`: the rank's."""
+        """Send one rank its part. `number`: the rank's."""
         for section, size in enumerate(copy.sizes[number]):
             await move(
                 size,
@@ -155,8 +156,8 @@ class Copies:
             )
 
     async def probe(self) -> None:
-        """Look at the keepers; where one is lost all are started anew, without what they held.
-        Raises NodeDied, and what went wrong beside the steps."""
+        """Check the keepers; if one is lost, start all again, without copies. Raises NodeDied, and
+        errors of the background tasks."""
         if self._sending is not None and self._sending.done():
             sending, self._sending = self._sending, None
             sending.result()
@@ -172,7 +173,7 @@ class Copies:
             await self._replace(error)
 
     async def _replace(self, error: BaseException) -> None:
-        """Start new keepers; beyond the bounds of restarts, take no copies from now on."""
+        """Start new keepers; if the limits of restarts are reached, take no more copies."""
         if isinstance(error, NodeDied) or not isinstance(error, WorkerDied | WaitTimeout):
             raise error
         keepers, self._keepers = self._keepers, None
@@ -194,7 +195,7 @@ class Copies:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def close(self) -> None:
-        """Take no more copies."""
+        """Stop taking copies."""
         tasks = [task for task in (self._starting, self._sending) if task is not None]
         for task in tasks:
             task.cancel()
@@ -205,13 +206,13 @@ KEEPER_TARGET = "milescli.runtime.recovery.copy_keeper:CopyKeeper"
 
 
 def keepers_of_ranks(plan: Plan) -> list[int]:
-    """Return [ranks] the keeper of each rank's copies, by its number."""
+    """Return [ranks] the number of the keeper that holds each rank's copies."""
     nodes = _keeper_nodes(plan)
-    return [nodes.index(_after(slot.node, plan)) for slot in trainer_slots(plan)]
+    return [nodes.index(_next_node(slot.node, plan)) for slot in trainer_slots(plan)]
 
 
 async def start_keepers(builder: Builder) -> RankGroup:
-    """Start a process that keeps copies on each node that follows one with ranks."""
+    """Start a copy keeper on each node that follows, in the plan, a node with ranks."""
     settings, keepers = builder.recipe.machine, list[ActorHandle]()
     for number, node in enumerate(_keeper_nodes(builder.plan)):
         keepers.append(
@@ -234,10 +235,10 @@ async def start_keepers(builder: Builder) -> RankGroup:
 
 
 def _keeper_nodes(plan: Plan) -> list[int]:
-    return sorted({_after(slot.node, plan) for slot in trainer_slots(plan)})
+    return sorted({_next_node(slot.node, plan) for slot in trainer_slots(plan)})
 
 
-def _after(node: int, plan: Plan) -> int:
-    """Return the next node of the plan; after the last one the first."""
+def _next_node(node: int, plan: Plan) -> int:
+    """Return the node that follows in the plan; after the last one the first."""
     nodes = sorted({slot.node for slot in plan.slots})
     return nodes[(nodes.index(node) + 1) % len(nodes)]

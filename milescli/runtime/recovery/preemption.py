@@ -1,6 +1,6 @@
-"""Notices that this machine will be taken away, and when: SLURM's signal before a time limit, and
-what the metadata service of a cloud says of a spot instance. A thread asks the service; `Pace`
-knows whether a step and a save still fit before the end. Steers nothing itself; see `Attempt`."""
+"""Watches for notices that this machine will be taken away, and when: SLURM's signal before a time
+limit, and a cloud's metadata service for spot instances, which a thread polls. `PaceEstimate`
+estimates whether a step and a save still fit before the end. Only reports; see `Attempt`."""
 
 from __future__ import annotations
 
@@ -30,23 +30,22 @@ GRACE_VARIABLE, ADDRESS_VARIABLE = "MILES_GRACE_S", "MILES_METADATA_URL"
 """Seconds from SIGUSR1 to the end of this machine; base address of the metadata service."""
 GRACE_S = 120.0
 GCE_GRACE_S = 30.0
-"""Google gives so many seconds, and does not say when they began."""
+"""Seconds that Google gives; it does not say when they began."""
 EVERY_S, ANSWER_S = 5.0, 2.0
 """Seconds between two requests; time limit of one."""
-MOST_BYTES = 1 << 20
+MAX_REPLY_BYTES = 1 << 20
 _TOKEN_S = 21_600
 _ENDING = ("Preempt", "Terminate", "Reboot", "Redeploy")
 """Scheduled events of Azure that end the processes of a machine."""
 _MARGIN, _ROOM_S = 1.5, 3.0
-"""A save may take so many times as long as the longest of the last ones, and so many seconds
-more."""
+"""A save may take this multiple of the longest of the last ones, plus this many seconds."""
 # a proxy is no way to this machine's own metadata
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """Announces that this machine will be taken away."""
+    """Describes the announcement that this machine will be taken away."""
 
     why: str
     """Source of the notice."""
@@ -66,27 +65,27 @@ def of_signal(environ: Mapping[str, str]) -> Preemption:
     )
 
 
-Ask = Callable[[str, dict[str, str]], Preemption | None]
-"""(base address, what to keep until the next question) -> the notice if there is one. Raises
-OSError, ValueError, LookupError, TypeError if the service says something else."""
+NoticeQuery = Callable[[str, dict[str, str]], Preemption | None]
+"""(base address, state to keep until the next query) -> the notice, or None. Raises OSError,
+ValueError, LookupError, TypeError if the service replies in another form."""
 
 
-def _aws(base: str, kept: dict[str, str]) -> Preemption | None:
+def _aws(base: str, state: dict[str, str]) -> Preemption | None:
     """Ask EC2's metadata service, version 2, about a spot instance."""
-    if "token" not in kept:
+    if "token" not in state:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
-        kept["token"] = _reply(f"{base}/latest/api/token", headers, method="PUT") or ""
-    headers = {"X-aws-ec2-metadata-token": kept["token"]}
+        state["token"] = _reply(f"{base}/latest/api/token", headers, method="PUT") or ""
+    headers = {"X-aws-ec2-metadata-token": state["token"]}
     try:
         text = _reply(f"{base}/latest/meta-data/spot/instance-action", headers, none_is_404=True)
     except PermissionError:
-        del kept["token"]  # it has expired
+        del state["token"]  # it has expired
         return None
     if text is None:
         return None
-    told = parse_json(text)
-    why = f"AWS will {told['action']} this spot instance at {told['time']}"
-    deadline_s = parse_time(told["time"])
+    notice = parse_json(text)
+    why = f"AWS will {notice['action']} this spot instance at {notice['time']}"
+    deadline_s = parse_time(notice["time"])
     return Preemption(
         why=why, deadline_s=time.time() + GRACE_S if math.isnan(deadline_s) else deadline_s
     )
@@ -96,43 +95,45 @@ def _gcp(base: str, _: dict[str, str]) -> Preemption | None:
     """Ask Google's metadata server whether this instance was preempted."""
     headers = {"Metadata-Flavor": "Google"}
     text = _reply(f"{base}/computeMetadata/v1/instance/preempted", headers)
-    if (told := (text or "").strip()) not in ("TRUE", "FALSE"):
-        raise ValueError(f"`preempted` is `{told[:20]}`")
+    if (answer := (text or "").strip()) not in ("TRUE", "FALSE"):
+        raise ValueError(f"`preempted` is `{answer[:20]}`")
     why = f"Google preempts this instance in {GCE_GRACE_S:g} s"
-    return Preemption(why=why, deadline_s=time.time() + GCE_GRACE_S) if told == "TRUE" else None
+    return Preemption(why=why, deadline_s=time.time() + GCE_GRACE_S) if answer == "TRUE" else None
 
 
-def _azure(base: str, kept: dict[str, str]) -> Preemption | None:
+def _azure(base: str, state: dict[str, str]) -> Preemption | None:
     """Ask Azure for scheduled events of this machine."""
     headers, instance = {"Metadata": "true"}, f"{base}/metadata/instance/compute/name"
-    if "name" not in kept:
-        kept["name"] = (
+    if "name" not in state:
+        state["name"] = (
             _reply(f"{instance}?api-version=2021-02-01&format=text", headers) or ""
         ).strip()
     text = _reply(f"{base}/metadata/scheduledevents?api-version=2020-07-01", headers)
     for event in parse_json(text or "")["Events"]:
-        if event["EventType"] in _ENDING and kept["name"] in event["Resources"]:
-            told = event.get("NotBefore")  # empty: it has begun
-            deadline_s = parsedate_to_datetime(told).timestamp() if told else time.time()
-            why = f"Azure: {event['EventType']} of this machine {told or 'now'}"
+        if event["EventType"] in _ENDING and state["name"] in event["Resources"]:
+            not_before = event.get("NotBefore")  # empty: it has begun
+            deadline_s = (
+                parsedate_to_datetime(not_before).timestamp() if not_before else time.time()
+            )
+            why = f"Azure: {event['EventType']} of this machine {not_before or 'now'}"
             return Preemption(why=why, deadline_s=deadline_s)
     return None
 
 
-_CLOUDS: dict[str, Ask] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
+_CLOUDS: dict[str, NoticeQuery] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
 _ADDRESS = "http://169.254.169.254"
-"""Of the metadata service, in each of these clouds."""
+"""Address of the metadata service, equal in all these clouds."""
 
 
 def _reply(
     url: str, headers: Mapping[str, str], *, method: str = "GET", none_is_404: bool = False
 ) -> str | None:
-    """Return the text; None if there is no such thing and `none_is_404`. Raises OSError,
+    """Return the text of a reply; None if the status is 404 and `none_is_404`. Raises OSError,
     PermissionError if the token is not accepted."""
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
         with _OPENER.open(request, timeout=ANSWER_S) as reply:
-            return reply.read(MOST_BYTES).decode(errors="replace")
+            return reply.read(MAX_REPLY_BYTES).decode(errors="replace")
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 401:
@@ -143,7 +144,7 @@ def _reply(
 
 
 class PreemptionWatch:
-    """A thread that asks the metadata service of a cloud until it announces the end."""
+    """Polls the metadata service of a cloud in a thread until it announces the end."""
 
     def __init__(
         self,
@@ -154,29 +155,29 @@ class PreemptionWatch:
         on_trouble: Callable[[str], object],
         every_s: float = EVERY_S,
     ) -> None:
-        """`on_notice`, `on_trouble`: called once at most each, in the thread."""
+        """Set up the thread. `on_notice`, `on_trouble`: called at most once each, in the thread."""
         self._base = (environ.get(ADDRESS_VARIABLE) or _ADDRESS).rstrip("/")
         self._cloud, self._kept, self._every_s = _CLOUDS[cloud], dict[str, str](), every_s
         self._on_notice, self._on_trouble = on_notice, on_trouble
         self._is_over, self._is_told = threading.Event(), False
-        self._thread = threading.Thread(target=self._live, name="preemption", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="preemption", daemon=True)
 
     def start(self) -> None:
-        """Ask at once, and then every few seconds."""
+        """Start polling: at once, and then every few seconds."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop asking; never waits."""
+        """Stop polling, without waiting for the thread."""
         self._is_over.set()
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         while not self._is_over.is_set():
-            if (notice := self._ask()) is not None and not self._is_over.is_set():
+            if (notice := self._poll()) is not None and not self._is_over.is_set():
                 self._on_notice(notice)
                 return
             self._is_over.wait(self._every_s)
 
-    def _ask(self) -> Preemption | None:
+    def _poll(self) -> Preemption | None:
         try:
             return self._cloud(self._base, self._kept)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, MilesError) as error:
@@ -190,8 +191,8 @@ class PreemptionWatch:
             return None
 
 
-class Pace:
-    """Knows how long steps, saves and copies of this attempt take. A listener of events."""
+class PaceEstimate:
+    """Estimates how long steps, saves and copies of this attempt take. A listener of events."""
 
     def __init__(self) -> None:
         self._steps, self._saves = deque[float](maxlen=5), deque[float](maxlen=3)
@@ -200,7 +201,7 @@ class Pace:
         """Time at which the last step was completed."""
 
     def __call__(self, event: Event) -> None:
-        """Take in what took how long."""
+        """Record the seconds that an event reports."""
         if isinstance(event, OfAdapter):
             event = event.event
         if isinstance(event, StepDone | RowStepDone):
@@ -214,8 +215,8 @@ class Pace:
 
     @property
     def step_left_s(self) -> float:
-        """Return the seconds that the current step takes yet, by the mean of the last ones; a whole
-        step if it is overdue, infinity if none was done."""
+        """Return the estimated remaining seconds of the current step, by the mean of the last ones;
+        a whole step if it is overdue, infinity if no step was done."""
         if not self._steps:
             return math.inf
         mean = sum(self._steps) / len(self._steps)

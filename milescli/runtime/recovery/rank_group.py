@@ -1,6 +1,6 @@
-"""All trainer ranks as one Trainer: `RankGroup` makes the same call on every rank, with time limits
-and names. It lives in the driver; the ranks are actors. `RankWatch` checks each second whether they
-live, answer and make progress; `healing_trainer` acts on it."""
+"""Presents all trainer ranks as one Trainer: `RankGroup` makes the same call on every rank, with
+time limits and names. It lives in the driver; the ranks are actors. `RankWatch` checks each second
+whether they live, answer and make progress; `healing_trainer` replaces them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROFILES = ("start_profile", "stop_profile")
 TRACE_TIMEOUT_S = 600.0
 """Time limit of writing a trace with many events."""
 DEATH_GRACE_S = 5.0
-"""Seconds for which a dead process is searched that explains the errors of others."""
+"""Seconds to search for a dead process that explains the errors of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Hang:
 
 @dataclass(slots=True)
 class RankGroup(Trainer):
-    """A trainer over the actors of its ranks."""
+    """Implements Trainer over the actors of its ranks."""
 
     cluster: Cluster
     ranks: list[ActorHandle]
@@ -106,8 +106,8 @@ class RankGroup(Trainer):
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method on every rank. Each rank gets the shard of its data-parallel rank in place
-        of a batch; a shard is put into shared memory once. A profile is of some ranks, whose
-        numbers are the first argument. Returns one result if the method joins them, else [ranks].
+        of a batch; a shard is put into shared memory once. For a profile, the first argument lists
+        the numbers of the ranks to call. Returns one result if the method joins them, else [ranks].
         Raises the error that best names the first cause."""
         numbers, timeout_s = list(range(len(self.ranks))), self.step_timeout_s
         if method in PROFILES:
@@ -132,7 +132,7 @@ class RankGroup(Trainer):
                 return Stepped(report=results[0].report, logprobs=logprobs, memory=memory)
             case "score" | "ask_teachers":
                 assert batch is not None, "models score a batch"
-                return self._whole(batch, results)
+                return self._join_results(batch, results)
             case "measure" | "finish_save":
                 return results[0]
             case "is_written":
@@ -141,7 +141,7 @@ class RankGroup(Trainer):
                 return dict(zip(numbers, results, strict=True))
         return results
 
-    def _whole(self, batch: TrainBatch, results: list[Any]) -> list[Any]:
+    def _join_results(self, batch: TrainBatch, results: list[Any]) -> list[Any]:
         """Join the ranks' results for the sequences of their shards, sequence by sequence."""
         whole: list[Any] = [None] * batch.num_sequences
         for rank, sequences in enumerate(results):
@@ -153,11 +153,11 @@ class RankGroup(Trainer):
         return whole
 
 
-WATCHED = ("step", "apply", "score", "measure", "ask_teachers", "publish", "verify")
+TIMED_METHODS = ("step", "apply", "score", "measure", "ask_teachers", "publish", "verify")
 """Methods that take about equally long each time for batches of similar size. A save waits for
 disks, and has its own time limit."""
-LONGER = 5.0
-"""The same call may take this many times the longest so far."""
+MAX_SLOWDOWN = 5.0
+"""Multiple of the longest time so far that the same call may take."""
 
 
 class RankWatch:
@@ -166,7 +166,8 @@ class RankWatch:
     def __init__(
         self, name: str, silence_s: float, *, bus: EventBus, step: Callable[[], int]
     ) -> None:
-        """`name`: of all ranks together; `step`: number of completed steps."""
+        """Set up the watch. `name`: of all ranks together; `step`: returns the number of completed
+        steps."""
         self._name, self._bound_s, self._bus, self._step = name, silence_s, bus, step
         self._ranks: RankGroup | None = None
         self._silences = list[Silence]()
@@ -176,12 +177,12 @@ class RankWatch:
         self._doing: tuple[str, Silence] | None = None
 
     @contextmanager
-    def during(self, method: str, size_bytes: int) -> Iterator[None]:
+    def timed(self, method: str, size_bytes: int) -> Iterator[None]:
         """Watch how long a call takes within the context. `size_bytes`: of its batch, or 0."""
         key, began = (method, size_bytes.bit_length()), time.monotonic()
-        if method in WATCHED and (longest_s := self._longest_of(*key)):
+        if method in TIMED_METHODS and (longest_s := self._longest_of(*key)):
             silence = Silence(
-                worker=self._name, bound_s=self._bound_s, longest_s=LONGER * longest_s
+                worker=self._name, bound_s=self._bound_s, longest_s=MAX_SLOWDOWN * longest_s
             )
             self._doing = method, silence
         try:
@@ -191,14 +192,15 @@ class RankWatch:
             self._doing = None
 
     def _longest_of(self, method: str, bits: int) -> float:
-        """Return the most seconds for a batch of at least half the size; 0.0: never done."""
+        """Return the most seconds that a call took for a batch of at least half the size; 0.0 if
+        there was none."""
         seconds = self._longest.items()
         return max(
             (s for (what, size), s in seconds if what == method and size >= bits - 1), default=0.0
         )
 
     async def loss(self, ranks: RankGroup) -> WorkerDied | None:
-        """Return why the ranks must be replaced; None if they are well so far."""
+        """Return the error for which the ranks must be replaced; None if no problem was found."""
         if ranks is not self._ranks:
             names = [rank.name for rank in ranks.ranks]
             self._silences = [Silence(worker=name, bound_s=self._bound_s) for name in names]
@@ -217,11 +219,12 @@ class RankWatch:
         return await self._overdue(ranks)
 
     async def _overdue(self, ranks: RankGroup) -> WorkerDied | None:
-        """Return the error if ranks that all answer take far longer than ever; else None."""
+        """Return the error if all ranks answer, but the call takes far longer than ever before;
+        else None."""
         if self._doing is None:
             return None
         method, silence = self._doing
-        usual = format_duration(silence.longest_s / LONGER)
+        usual = format_duration(silence.longest_s / MAX_SLOWDOWN)
         # where an engine hangs in a publish, it is the first to be ended
         silence.look(f"it is in `{method}`, which took at most {usual} before", times=UNSURE)
         self._report(silence)

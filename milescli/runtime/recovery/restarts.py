@@ -1,4 +1,4 @@
-"""Limits how often dead processes are restarted, and reports it."""
+"""Limits how often dead processes are restarted, and reports restarts as events."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ E = TypeVar("E", bound=MilesError)
 T = TypeVar("T")
 
 SAME_STEP_LIMIT = 3
-"""Deaths of one process at one step after which the run ends: the step itself kills it."""
+"""Number of deaths of one process at one step after which the run ends: the step itself kills
+it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Restarts:
-    """Counts restarts, and says whether one more is allowed."""
+    """Counts restarts, and decides whether another one is allowed."""
 
     limits: Fault
     unit: str = "step"
-    """Name of what is counted: processes die at one."""
+    """Unit of a process's progress, for messages: a step, or a request."""
     total: int = 0
     _times: deque[float] = field(default_factory=deque)
     _at_step: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -50,7 +51,7 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repairs:
-    """What every keeper of a run needs to replace dead processes."""
+    """Holds what every keeper of a run needs to replace dead processes."""
 
     bus: EventBus
     restarts: Restarts
@@ -87,12 +88,12 @@ class Repairs:
         )
 
 
-def beyond(error: E, refusal: str) -> E:
+def with_refusal(error: E, refusal: str) -> E:
     """Return the error that ends the run because no restart is allowed."""
     return type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
 
 
-async def until_started(worker: str, start: Callable[[], Awaitable[T]], *, repairs: Repairs) -> T:
+async def retry_start(worker: str, start: Callable[[], Awaitable[T]], *, repairs: Repairs) -> T:
     """Return the result of `start`; call it again if a process is killed while it starts. Raises
     WorkerKilled if a limit is reached, and at once whatever else `start` raises, because that would
     happen again."""
@@ -103,7 +104,7 @@ async def until_started(worker: str, start: Callable[[], Awaitable[T]], *, repai
         except WorkerKilled as error:
             began = began or time.monotonic()
             if refusal := repairs.begin(worker, error):
-                raise beyond(error, refusal) from None
+                raise with_refusal(error, refusal) from None
         else:
             if began is not None:
                 repairs.done(worker, began=began)

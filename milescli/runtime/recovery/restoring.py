@@ -1,5 +1,5 @@
-"""Fetches a run whose checkpoints were copied to an object store, so that `miles resume` continues
-it on a computer that never had it. See `mirror` for what is there. Called by the command."""
+"""Downloads a run whose checkpoints were copied to an object store, so that `miles resume`
+continues it on a computer that never had it. See `mirror` for the layout. Called by the command."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from milescli.runtime.recovery.mirror import MADE, RECORDS, objects_of_steps
 
 
 def restore(url: str, *, runs: Path, output: Output) -> Path:
-    """Fetch the newest complete checkpoint of a run, with its records, into the runs folder. A
-    damaged one is passed over with a warning. What an interrupted call has fetched is not fetched
-    again. Returns the run's directory. Raises CheckpointError if there is none that is whole or
-    the run is already here, MachineError if the disk is too small, StoreError."""
+    """Download the newest complete checkpoint of a run, with its records, into the runs folder.
+    Skip a damaged one with a warning. A repeated call does not download files again. Return the
+    run's directory. Raises CheckpointError if no checkpoint is intact or the run already exists
+    here, MachineError if the disk is too small, StoreError."""
     url = require_store_url(url, key="miles resume")
     target = runs / url.rpartition("/")[2]
     if target.exists():
@@ -44,7 +44,7 @@ def restore(url: str, *, runs: Path, output: Output) -> Path:
     complete = _complete_steps(store)
     part = runs / f".{target.name}.fetched"
     part.mkdir(mode=0o700, parents=True, exist_ok=True)
-    step = _newest_whole(store, complete, part, output=output)
+    step = _newest_intact(store, complete, part, output=output)
     recipe = load_resolved(part / RECIPE_FILE).recipe
     needed = recipe.reference_step(step)
     if (recipe.keeps_reference or recipe.caches_reference) and needed != step:
@@ -79,7 +79,7 @@ def _complete_steps(store: ObjectStore) -> list[int]:
     )
 
 
-def _newest_whole(store: ObjectStore, steps: list[int], part: Path, *, output: Output) -> int:
+def _newest_intact(store: ObjectStore, steps: list[int], part: Path, *, output: Output) -> int:
     damages = []
     for step in steps:
         shutil.rmtree(RunDir(part).journal_dir, ignore_errors=True)  # of another checkpoint

@@ -1,6 +1,6 @@
 """Ends a run that its user stops when there is nothing more to save: during preparation, during its
 start, or by a second signal. Its state is then `stopped`, and `miles resume` continues it. Called
-by launch, resume, train and by the parent of a driver."""
+by launch, resume, train and the parent of a driver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = {
     signal.SIGUSR1: "SIGUSR1 (this machine is taken away)",
 }
 BY_USER = (Stopped, Interrupted, Terminated)
-"""Errors of a run that did not fail: its user stopped it."""
+"""Errors of a run that its user stopped: it did not fail."""
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -32,7 +32,7 @@ def stop_signals() -> list[signal.Signals]:
     return [number for number in _NAMES if signal.getsignal(number) != signal.SIG_IGN]
 
 
-def ended_now(
+def immediate_end_error(
     number: int | None, *, fix: str, is_second: bool = False, notice: str = ""
 ) -> MilesError:
     """Return the error of work that a signal ended at once. `fix`: the command that continues or
@@ -54,18 +54,18 @@ def stop_signal(error: BaseException) -> int | None:
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT
     if isinstance(error, SystemExit) and error.code == ExitCode.TERMINATED:
-        return next(iter(_came), signal.SIGTERM)
+        return next(iter(_received), signal.SIGTERM)
     return None
 
 
-_came: list[int] = []
-"""Signals received within `stop_recorded`."""
+_received: list[int] = []
+"""Signals received within `recording_stop`."""
 
 
 def _stop(number: int, _: object) -> None:
     """Handle a signal. A closed terminal may send SIGHUP twice: by the shell, and the kernel."""
-    again = number == signal.SIGHUP and bool(_came)
-    _came.append(number)
+    again = number == signal.SIGHUP and bool(_received)
+    _received.append(number)
     if not again:
         _raise(number)
 
@@ -75,30 +75,30 @@ def _raise(number: int) -> NoReturn:
 
 
 def check_stopped() -> None:
-    """Raise again what a signal raised within `stop_recorded`, in case a library swallowed it while
-    it was being imported or called."""
-    if _came:
-        _raise(_came[0])
+    """Raise again what a signal raised within `recording_stop`, in case a library swallowed it
+    while it was being imported or called."""
+    if _received:
+        _raise(_received[0])
 
 
 @contextmanager
-def _signals_noted() -> Iterator[None]:
+def _recording_signals() -> Iterator[None]:
     old = {number: signal.signal(number, _stop) for number in stop_signals()}
     try:
         yield
     finally:
-        _came.clear()
+        _received.clear()
         for number, handler in old.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
 
 @contextmanager
-def stop_recorded(run: RunDir, *, num_steps: int) -> Iterator[None]:
+def recording_stop(run: RunDir, *, num_steps: int) -> Iterator[None]:
     """Let a signal that no attempt handles end the work within the context, and record the run's
     state as `stopped`. Raises Interrupted or Terminated then. `num_steps`: of the whole run. Enter
     it on the main thread."""
     before = run.attempts()
-    with _signals_noted():
+    with _recording_signals():
         try:
             yield
         except (KeyboardInterrupt, SystemExit) as raised:
@@ -109,9 +109,9 @@ def stop_recorded(run: RunDir, *, num_steps: int) -> Iterator[None]:
                 raise
             saved = step_saved(run.events())
             fix = resume_command(run.shown, step=saved, num_steps=num_steps)
-            error = ended_now(number, fix=fix)
-            begun = run.attempts()[len(before) :]
-            log_dir = begun[-1] if begun else run.new_attempt()
+            error = immediate_end_error(number, fix=fix)
+            new_attempts = run.attempts()[len(before) :]
+            log_dir = new_attempts[-1] if new_attempts else run.new_attempt()
             if not verdict_file(log_dir).exists():
                 record_end(run, log_dir, error, outcome="stopped", seconds=0.0)
             raise error from raised

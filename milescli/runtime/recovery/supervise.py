@@ -18,7 +18,7 @@ from milescli.core.events import EventBus
 from milescli.core.run_processes import processes_of
 from milescli.core.silence import Silence, is_stopped_process
 from milescli.runtime.recovery.preemption import Preemption, of_signal
-from milescli.runtime.recovery.stops import ended_now, stop_signals
+from milescli.runtime.recovery.stops import immediate_end_error, stop_signals
 
 WATCH_EVERY_S = 1.0
 CAUSE_GRACE_S = 5.0
@@ -35,7 +35,7 @@ class StopSignals:
     on_stop: Callable[[], bool]
     """Asks the loop to stop; returns False if there is nothing to save, so that the first signal
     ends the work at once, too."""
-    again: Callable[[], str]
+    resume_command: Callable[[], str]
     """Returns the command that continues or starts again, for the error of an immediate end."""
     on_notice: Callable[[Preemption], bool] | None = None
     """Asks the loop to save before this machine is taken away; returns False if there is nothing to
@@ -53,7 +53,9 @@ class StopSignals:
     def error(self) -> MilesError:
         """Return the error of work that the signals ended at once."""
         notice = self._notice.why if self._notice is not None and self.received is None else ""
-        return ended_now(self.received, fix=self.again(), is_second=self.is_second, notice=notice)
+        return immediate_end_error(
+            self.received, fix=self.resume_command(), is_second=self.is_second, notice=notice
+        )
 
     def install(self, main: asyncio.Task[Any]) -> None:
         """Install the handlers, which stop `main`."""
@@ -170,7 +172,7 @@ T = TypeVar("T")
 
 
 class StopFlag:
-    """Set when the user asked for the end; the loop checks it at safe points."""
+    """Reports to the loop that the user asked for the end; the loop checks it at safe points."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -202,7 +204,7 @@ class StopFlag:
 
     async def unless_set(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, which must change nothing that has to be saved. If the flag
-        is set meanwhile, cancel it and raise Stopped."""
+        is set meanwhile, cancel the work and raise Stopped."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._event.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -228,8 +230,8 @@ class StartWatch:
     def __init__(
         self, token: str, *, silence_s: float, bus: EventBus, is_over: Callable[[], bool]
     ) -> None:
-        """`token`: of the run; `silence_s`: see MachineSettings; `is_over`: returns True once
-        everything has started."""
+        """Set up the watch. `token`: of the run; `silence_s`: see MachineSettings; `is_over`:
+        returns True once everything has started."""
         self._token, self._silence_s = token, silence_s
         self._bus, self._is_over = bus, is_over
         self._silences = dict[int, Silence]()
@@ -240,10 +242,10 @@ class StartWatch:
         if self._is_over():
             self._silences.clear()
             return
-        held = await in_thread(self._held)
+        stopped = await in_thread(self._stopped_processes)
         self._silences = {
             pid: self._silences.get(pid) or Silence(worker=name, bound_s=self._silence_s)
-            for pid, name in held.items()
+            for pid, name in stopped.items()
         }
         for pid, silence in self._silences.items():
             silence.look(f"its process {pid} is stopped (SIGSTOP)")
@@ -253,8 +255,8 @@ class StartWatch:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _held(self) -> dict[int, str]:
-        """Return id -> command of the stopped processes."""
+    def _stopped_processes(self) -> dict[int, str]:
+        """Return process id -> command of the stopped processes."""
         stopped = [pid for pid in processes_of(self._token) if is_stopped_process(pid)]
         commands = {pid: _command_of(pid) for pid in stopped}
         return {

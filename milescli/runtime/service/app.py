@@ -1,5 +1,5 @@
-"""The HTTP side of a service, as clients of the Tinker API speak to it: routes, keys, and what is
-wrong with a request. What is done is in `clients`."""
+"""Serves the Tinker API over HTTP: routes, keys, and errors of requests. `clients` does the
+work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.routing import Route
 from milescli.agents.proxy import MAX_BODY_BYTES, TooLarge, as_object, read_body
 from milescli.rollout.base import GenerateRequest
 from milescli.runtime.service.clients import Clients
-from milescli.runtime.service.futures import Answer, Futures, Result, TooMany, Unknown
+from milescli.runtime.service.futures import Futures, JsonResult, Result, TooMany, Unknown
 from milescli.runtime.service.wire import (
     ClientError,
     PassRequest,
@@ -30,11 +30,11 @@ from milescli.runtime.service.wire import (
 PREFIX = "/api/v1"
 PROTO = "application/x-protobuf"
 WAIT_S = 20.0
-"""How long a request for a result waits; clients ask again, and give up after 45 s."""
+"""Longest wait of a request for a result; clients repeat it, and give up after 45 s."""
 MAX_SAMPLES = 1024
 """Largest number of sequences of one request."""
 _ONE_AFTER_THE_OTHER = {"parallel_fwdbwd_chunks": False}
-"""For clients: parts of a pass come in order, so that sums are the same each time."""
+"""Tells clients to send the parts of a pass in order, so that sums are the same each time."""
 
 Body = dict[str, Any]
 Handler = Callable[[Body, str], Awaitable[Any]]
@@ -53,9 +53,9 @@ class Api:
     def app(self) -> Starlette:
         """Return the ASGI application."""
         posts: dict[str, Handler] = {
-            "client/config": _always(_ONE_AFTER_THE_OTHER),
-            "client/dynamic_config": _always({}),
-            "telemetry": _always({"status": "accepted"}),
+            "client/config": _constant(_ONE_AFTER_THE_OTHER),
+            "client/dynamic_config": _constant({}),
+            "telemetry": _constant({"status": "accepted"}),
             "create_session": self._create_session,
             "session_heartbeat": self._heartbeat,
             "create_model": self._create_model,
@@ -107,7 +107,7 @@ class Api:
     def _guarded(
         self, answer: Callable[[str, Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Let tenants through, and say what is wrong with a request."""
+        """Return the handler for tenants only, which replies with an error for a bad request."""
 
         async def guarded(request: Request) -> Response:
             tenant = self._tenant(request)
@@ -150,7 +150,7 @@ class Api:
         return {"request_id": number, **more}
 
     async def _capabilities(self, _: Body, tenant: str) -> Body:
-        served = self.clients.served
+        served = self.clients.service_model
         described = {
             "model_name": served.name,
             "max_context_length": served.limits.max_tokens,
@@ -161,7 +161,7 @@ class Api:
 
     async def _create_session(self, _: Body, tenant: str) -> Body:
         number = self.clients.new_session(tenant)
-        notice = self.clients.served.adapter_notice()
+        notice = self.clients.service_model.adapter_notice()
         return {"type": "create_session", "session_id": number, "info_message": notice}
 
     async def _heartbeat(self, body: Body, tenant: str) -> Body:
@@ -179,16 +179,19 @@ class Api:
 
         async def work() -> Result:
             model = await self.clients.create(number, session, tenant, wanted)
-            return Answer({"type": "create_model", "model_id": model.id})
+            return JsonResult({"type": "create_model", "model_id": model.id})
 
         return self._begin(f"{number}:0", tenant, work, model_id=number)
 
     def _require_base(self, name: object) -> None:
-        if name not in (None, self.clients.served.name):
-            raise ClientError(f"this server serves {self.clients.served.name}, not {name}")
+        if name not in (None, self.clients.service_model.name):
+            raise ClientError(f"this server serves {self.clients.service_model.name}, not {name}")
 
     async def _info(self, body: Body, tenant: str) -> Body:
-        model, served = self.clients.model(str(body["model_id"]), tenant), self.clients.served
+        model, served = (
+            self.clients.model(str(body["model_id"]), tenant),
+            self.clients.service_model,
+        )
         data = {
             "arch": served.facts.family,
             "model_name": served.name,
@@ -208,7 +211,7 @@ class Api:
 
         async def work() -> Result:
             await self.clients.unload(model)
-            return Answer({"type": "unload_model", "model_id": model.id})
+            return JsonResult({"type": "unload_model", "model_id": model.id})
 
         return self._begin(f"{model.id}:unload", tenant, work, model_id=model.id)
 
@@ -297,10 +300,10 @@ class Api:
             self.clients.model(path["id"], tenant)
         return {
             "training_run_id": path["id"],
-            "base_model": self.clients.served.name,
+            "base_model": self.clients.service_model.name,
             "model_owner": tenant,
             "is_lora": True,
-            "lora_rank": self.clients.served.shape.rank,
+            "lora_rank": self.clients.service_model.shape.rank,
             "corrupted": False,
             "last_request_time": _time(saved[-1].saved_at if saved else 0.0),
         }
@@ -328,7 +331,7 @@ class Api:
 
     async def _sampler_info(self, path: Body, tenant: str) -> Body:
         sampler = self.clients.sampler(path["id"], tenant)
-        named = {"sampler_id": path["id"], "base_model": self.clients.served.name}
+        named = {"sampler_id": path["id"], "base_model": self.clients.service_model.name}
         return {**named, "model_path": sampler.path}
 
     async def _sample(self, body: Body, tenant: str) -> Body:
@@ -336,7 +339,7 @@ class Api:
         sampler, count = self.clients.sampler(number, tenant), int(body.get("num_samples", 1))
         if not 1 <= count <= MAX_SAMPLES:
             raise ClientError(f"`num_samples` must be from 1 to {MAX_SAMPLES}")
-        request = _generate_request(body, self.clients.served.limits.max_tokens)
+        request = _generate_request(body, self.clients.service_model.limits.max_tokens)
         scores_prompt = bool(body.get("prompt_logprobs"))
         future = f"{number}:{body['seq_id']}"
         return self._begin(
@@ -394,7 +397,7 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def _always(fields: Body) -> Handler:
+def _constant(fields: Body) -> Handler:
     async def answer(_: Body, tenant: str) -> Body:
         return fields
 

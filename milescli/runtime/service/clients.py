@@ -1,5 +1,5 @@
-"""Sessions, adapters and samplers of a service's clients. Keeps ids, the order of requests and
-ownership; the trainer's ranks and the engines compute."""
+"""Manages sessions, adapters and samplers of a service's clients: ids, the order of requests and
+ownership. The trainer's ranks and the engines compute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.models import ModelFacts, table
 from milescli.models.adapter import LoraShape, adapter_table
 from milescli.rollout.base import GenerateRequest
 from milescli.runtime.service.datums import Limits, batch_of
-from milescli.runtime.service.futures import Answer
+from milescli.runtime.service.futures import JsonResult
 from milescli.runtime.service.samplers import Samplers
 from milescli.runtime.service.states import EPHEMERAL, Info, Kind, States
 from milescli.runtime.service.trainer import ServiceTrainer
@@ -32,25 +32,26 @@ from milescli.runtime.service.wire import (
     ClientError,
     PassRequest,
     PassResult,
-    Sampled,
+    SampledSequence,
     SampleResult,
 )
 from milescli.train.base import Stepped
 from milescli.train.optimizers import AdamStep
 
 SILENT_S = 1800.0
-"""A session without a heartbeat for so long has ended; clients send one each 10 s."""
+"""A session without a heartbeat for this many seconds has ended; clients send one every 10 s."""
 MAX_ADAPTERS = 64
 MEMORY_SHARE = 0.8
-"""Of the main memory that is available when the server is ready, for adapters between turns."""
+"""Share of the main memory available when the server is ready that adapters may use between
+turns."""
 """Adapters that are trained at a time: each lies in host memory with its moments."""
 KEEP_SAMPLERS = 32
-"""Newest samplers without a name that stay of an adapter."""
+"""Number of the newest unnamed samplers that are kept of an adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """Describes what a service trains."""
+class ServiceModel:
+    """Describes the model that a service trains."""
 
     name: str
     """Name of the base model, as clients use it."""
@@ -61,7 +62,7 @@ class Served:
 
     @property
     def adapter(self) -> str:
-        """Describe the shape of all adapters."""
+        """Return the shape of all adapters, in words."""
         shape = self.shape
         without = f" without {', '.join(shape.exclude)}" if shape.exclude else ""
         return (
@@ -70,7 +71,7 @@ class Served:
         )
 
     def adapter_notice(self) -> str:
-        """Say what every adapter is, whatever a client asks for."""
+        """Return a notice that states the shape of every adapter, whatever a client requests."""
         return (
             f"adapters of this server: {self.adapter}; the output layer has none, also with "
             "train_unembed=True"
@@ -87,15 +88,15 @@ class Served:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One client, from `create_session` on."""
+    """Holds one client's session, from `create_session` on."""
 
     tenant: str
-    heard_at: float = field(default_factory=time.monotonic)
+    last_heartbeat: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True, kw_only=True)
 class Model:
-    """One adapter that is trained."""
+    """Describes one adapter that is trained."""
 
     id: str
     tenant: str
@@ -107,7 +108,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """What one sampling client uses."""
+    """Describes what one sampling client uses."""
 
     tenant: str
     session: str
@@ -116,15 +117,16 @@ class Sampler:
     path: str | None = None
     """URI of the state, if it has a name."""
     model: str | None = None
-    """The adapter that it was made of without a name; None: it has one, or is the base model."""
+    """Id of the adapter of which it is an unnamed sampler; None: it has a name, or samples the base
+    model."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Clients:
-    """All clients of a service. Belongs to one event loop. Methods raise ClientError for what a
-    client cannot have, in words for it."""
+    """Manages all clients of a service. Belongs to one event loop. Methods raise ClientError,
+    worded for the client, for requests that cannot be met."""
 
-    served: Served
+    service_model: ServiceModel
     trainer: ServiceTrainer
     samplers: Samplers
     states: States
@@ -132,11 +134,11 @@ class Clients:
     sessions: dict[str, Session] = field(default_factory=dict)
     _models: dict[str, Model] = field(default_factory=dict)
     _sampling: dict[str, Sampler] = field(default_factory=dict)
-    _room: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _adapter_slot: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def fit_into(self, available_bytes: int) -> int:
-        """Train at most as many adapters as main memory has room for between their turns, and at
-        least one. Returns the bytes of each."""
+    async def limit_adapters(self, available_bytes: int) -> int:
+        """Limit the number of adapters to those that fit into main memory between their turns, but
+        at least one. Return the bytes of each."""
         of_ranks: list[int] = await self.trainer.call("client_bytes")
         each = sum(of_ranks)
         room = int(MEMORY_SHARE * available_bytes) // each
@@ -144,14 +146,14 @@ class Clients:
         return each
 
     def new_session(self, tenant: str) -> str:
-        """Begin a session; returns its id."""
+        """Create a session; return its id."""
         number = secrets.token_hex(16)
         self.sessions[number] = Session(tenant=tenant)
         return number
 
     def record_heartbeat(self, session: str, tenant: str) -> None:
-        """Take a heartbeat."""
-        self._session(session, tenant).heard_at = time.monotonic()
+        """Record that the session's client is alive."""
+        self._session(session, tenant).last_heartbeat = time.monotonic()
 
     def _session(self, number: str, tenant: str) -> Session:
         found = self.sessions.get(number)
@@ -169,21 +171,21 @@ class Clients:
         return found
 
     async def create(self, number: str, session: str, tenant: str, wanted: dict[str, Any]) -> Model:
-        """Begin an adapter by a client's `lora_config`."""
-        rank = wanted.get("rank", self.served.shape.rank)
-        if rank != self.served.shape.rank:
+        """Create an adapter as a client's `lora_config` describes."""
+        rank = wanted.get("rank", self.service_model.shape.rank)
+        if rank != self.service_model.shape.rank:
             raise ClientError(
-                f"this server trains adapters of rank {self.served.shape.rank}, not {rank}: pass "
-                f"rank={self.served.shape.rank}, or start it with --lora {rank}"
+                f"this server trains adapters of rank {self.service_model.shape.rank}, not {rank}: "
+                f"pass rank={self.service_model.shape.rank}, or start it with --lora {rank}"
             )
         if not (wanted.get("train_mlp", True) and wanted.get("train_attn", True)):
-            notice = self.served.adapter_notice()
+            notice = self.service_model.adapter_notice()
             raise ClientError(f"train_mlp and train_attn must be True: {notice}")
         seed = wanted.get("seed")
         return await self._begin(number, session, tenant, seed=seed)
 
     async def _begin(self, number: str, session: str, tenant: str, *, seed: int | None) -> Model:
-        async with self._room:
+        async with self._adapter_slot:
             if number in self._models:
                 raise ClientError(f"there is a model {number} already")
             if len(self._models) >= self.max_adapters:
@@ -197,15 +199,15 @@ class Clients:
             return made
 
     async def unload(self, model: Model) -> None:
-        """Forget an adapter; what was saved stays."""
+        """Remove an adapter; its saved states stay."""
         async with model.turn:
             if self._models.pop(model.id, None) is not None:
                 await self.trainer.call("drop_adapter", model.id)
 
     async def compute(self, model: Model, request: PassRequest) -> PassResult:
-        """Make a pass, which adds to the model's gradients unless it is only forward."""
+        """Run a pass, which adds to the model's gradients unless it is only forward."""
         async with model.turn:
-            batch = await in_thread(lambda: batch_of(request, self.served.limits))
+            batch = await in_thread(lambda: batch_of(request, self.service_model.limits))
             each: list[Stepped] = await self.trainer.call(
                 "accumulate", batch, adapter=model.id, backward=not request.forward_only
             )
@@ -215,8 +217,8 @@ class Clients:
             metrics={"loss:sum": each[0].report.loss},
         )
 
-    async def step(self, model: Model, adam: dict[str, Any]) -> Answer:
-        """Make an optimizer step."""
+    async def step(self, model: Model, adam: dict[str, Any]) -> JsonResult:
+        """Run an optimizer step."""
         step = AdamStep(
             lr=_number(adam, "learning_rate", 1e-4),
             beta1=_number(adam, "beta1", 0.9, below=1.0),
@@ -227,7 +229,7 @@ class Clients:
         )
         async with model.turn:
             norms: list[float] = await self.trainer.call("apply", step, adapter=model.id)
-        return Answer({"metrics": {"grad_norm:mean": norms[0]}})
+        return JsonResult({"metrics": {"grad_norm:mean": norms[0]}})
 
     def _info(self, model: Model, kind: Kind, name: str) -> Info:
         return Info(
@@ -235,14 +237,14 @@ class Clients:
             model_id=model.id,
             kind=kind,
             name=name,
-            base_model=self.served.name,
-            adapter=self.served.adapter,
-            rank=self.served.shape.rank,
+            base_model=self.service_model.name,
+            adapter=self.service_model.adapter,
+            rank=self.service_model.shape.rank,
             seed=model.seed,
             saved_at=time.time(),
         )
 
-    async def save(self, model: Model, name: str, *, overwrite: bool) -> Answer:
+    async def save(self, model: Model, name: str, *, overwrite: bool) -> JsonResult:
         """Save a training state."""
         info = self._info(model, "weights", name)
 
@@ -251,22 +253,22 @@ class Clients:
 
         async with model.turn:
             await self.states.add(info, fill, overwrite=overwrite)
-        return Answer({"type": "save_weights", "path": info.path})
+        return JsonResult({"type": "save_weights", "path": info.path})
 
-    async def load(self, model: Model, path: str, *, with_optimizer: bool) -> Answer:
-        """Go on from a training state."""
+    async def load(self, model: Model, path: str, *, with_optimizer: bool) -> JsonResult:
+        """Continue from a training state."""
         folder, info = self.states.find(path, tenant=model.tenant, kind="weights")
-        self.served.require_own(info)
+        self.service_model.require_own(info)
         async with model.turn:
             await self.trainer.call(
                 "load_adapter", folder, adapter=model.id, with_optimizer=with_optimizer
             )
-        return Answer({"type": "load_weights", "path": info.path, "model_id": model.id})
+        return JsonResult({"type": "load_weights", "path": info.path, "model_id": model.id})
 
     async def create_from(
         self, number: str, session: str, tenant: str, path: str, *, with_optimizer: bool
-    ) -> Answer:
-        """Begin an adapter with a training state."""
+    ) -> JsonResult:
+        """Create an adapter from a training state."""
         _, info = self.states.find(path, tenant=tenant, kind="weights")
         model = await self._begin(number, session, tenant, seed=info.seed)
         try:
@@ -275,10 +277,10 @@ class Clients:
             await self.unload(model)
             raise
 
-    async def publish(self, model: Model, name: str | None, sampler: str | None) -> Answer:
+    async def publish(self, model: Model, name: str | None, sampler: str | None) -> JsonResult:
         """Save the current weights for sampling, under a name or for the new sampler of an id."""
         info = self._info(model, "sampler_weights", name or f"{EPHEMERAL}{secrets.token_hex(8)}")
-        served = self.served
+        served = self.service_model
 
         async def fill(folder: Path) -> None:
             found = await self.trainer.call("adapter_tensors", adapter=model.id)
@@ -296,15 +298,15 @@ class Clients:
             own = [n for n, each in self._sampling.items() if each.model == model.id]
             await self._drop_samplers(own[:-KEEP_SAMPLERS])
         place = {"path": info.path} if name is not None else {"sampling_session_id": sampler}
-        return Answer({"type": "save_weights_for_sampler", **place})
+        return JsonResult({"type": "save_weights_for_sampler", **place})
 
     def new_sampler(self, number: str, session: str, tenant: str, path: str | None) -> None:
-        """Begin a sampling client of a saved adapter; None: of the base model."""
+        """Create a sampling client of a saved adapter; None: of the base model."""
         self._session(session, tenant)
         folder = None
         if path is not None:
             folder, info = self.states.find(path, tenant=tenant, kind="sampler_weights")
-            self.served.require_own(info)
+            self.service_model.require_own(info)
         self._sampling[number] = Sampler(tenant=tenant, session=session, folder=folder, path=path)
 
     def sampler(self, number: str, tenant: str) -> Sampler:
@@ -317,14 +319,14 @@ class Clients:
     async def sample(
         self, sampler: Sampler, request: GenerateRequest, count: int, *, scores_prompt: bool
     ) -> SampleResult:
-        """Sample `count` sequences, each by a seed of its own."""
+        """Sample `count` sequences, each with its own seed."""
         seed = random.randrange(2**31) if request.seed is None else request.seed
-        async with self.samplers.holding(sampler.folder) as fleet:
-            asked = [fleet.generate(replace(request, seed=seed + i)) for i in range(count)]
+        async with self.samplers.fleet_with(sampler.folder) as fleet:
+            requests = [fleet.generate(replace(request, seed=seed + i)) for i in range(count)]
             scoring = [fleet.score(list(request.prompt_ids))] if scores_prompt else []
-            made, scores = await asyncio.gather(asyncio.gather(*asked), asyncio.gather(*scoring))
+            made, scores = await asyncio.gather(asyncio.gather(*requests), asyncio.gather(*scoring))
         sequences = [
-            Sampled(
+            SampledSequence(
                 tokens=each.response_ids,
                 logprobs=list(each.logprobs),
                 is_cut=each.stop_reason is StopReason.LENGTH,
@@ -334,10 +336,10 @@ class Clients:
         of_prompt = [math.nan, *scores[0]] if scores else None
         return SampleResult(sequences=sequences, prompt_logprobs=of_prompt)
 
-    async def forget_silent(self, note: Callable[[str], None]) -> None:
+    async def end_silent_sessions(self, note: Callable[[str], None]) -> None:
         """End sessions without a heartbeat, with their adapters and samplers."""
         past = time.monotonic() - SILENT_S
-        silent = {n for n, each in self.sessions.items() if each.heard_at < past}
+        silent = {n for n, each in self.sessions.items() if each.last_heartbeat < past}
         for number in silent:
             note(f"a session of {self.sessions.pop(number).tenant} has ended without a heartbeat")
         for model in [each for each in self._models.values() if each.session in silent]:
@@ -348,7 +350,7 @@ class Clients:
         )
 
     async def _drop_samplers(self, numbers: Sequence[str]) -> None:
-        """Forget samplers, and the files of those without a name."""
+        """Remove samplers, and the files of those without a name."""
         gone = [self._sampling.pop(number) for number in numbers]
         for folder in [each.folder for each in gone if each.folder and each.model]:
             await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))

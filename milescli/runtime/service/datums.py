@@ -65,7 +65,8 @@ def batch_of(request: PassRequest, limits: Limits) -> TrainBatch:
 
 
 def _has_other_targets(datum: Datum) -> bool:
-    """Return True if a target is not the next token: clients fill up targets without weight."""
+    """Return True if some target is not the next token: clients may set any target that has no
+    weight."""
     return not np.array_equal(datum.inputs[TARGETS][:-1], datum.tokens[1:])
 
 
@@ -75,7 +76,7 @@ def _candidates(datum: Datum) -> np.ndarray:
 
 
 def _summed(shard: object) -> TrainShard:
-    """A sum has no divisor."""
+    """Return the shard without a divisor, because the loss is a sum."""
     assert isinstance(shard, TrainShard), "packed from sequences that are here"
     return replace(shard, loss_weights=np.ones_like(shard.loss_weights))
 

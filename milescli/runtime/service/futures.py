@@ -1,5 +1,5 @@
-"""Requests that take a while: a client is given an id at once, and asks for the result later. An id
-is made of what the client counts, so that a request that is sent twice is done once."""
+"""Manages requests that take long: a client receives an id at once, and requests the result later.
+An id is made of what the client counts, so that a request that is sent twice is done once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_OPEN = 4096
 
 
 class Result(Protocol):
-    """The result of a request, in the formats of the API."""
+    """Defines the result of a request, in the formats of the API."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -28,8 +28,8 @@ class Result(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A result that is only JSON."""
+class JsonResult:
+    """Holds a result that is only JSON."""
 
     fields: dict[str, Any]
 
@@ -39,7 +39,7 @@ class Answer:
 
 
 class Unknown(LookupError):
-    """Reports an id that is not of this tenant, or whose result was forgotten."""
+    """Reports an id that does not belong to this tenant, or whose result was dropped."""
 
 
 class TooMany(Exception):
@@ -55,17 +55,17 @@ class _Future:
 
 @dataclass(slots=True)
 class Futures:
-    """All requests of a service. Belongs to one event loop."""
+    """Holds all requests of a service. Belongs to one event loop."""
 
-    fault: Callable[[str], None]
+    on_fault: Callable[[str], None]
     """Called with a few lines about a fault that was not the client's."""
     num_ended: int = 0
     """Number of requests with a result so far."""
     _all: dict[str, _Future] = field(default_factory=dict)
 
     def begin(self, number: str, tenant: str, work: Callable[[], Awaitable[Result]]) -> None:
-        """Begin what has not begun under this id. Raises TooMany, or Unknown where the id is of
-        another tenant."""
+        """Start the work unless it was started under this id. Raises TooMany, or Unknown if the id
+        belongs to another tenant."""
         self._forget()
         if (known := self._all.get(number)) is not None:
             if known.tenant != tenant:
@@ -83,7 +83,8 @@ class Futures:
         self.num_ended += 1
 
     async def result(self, number: str, tenant: str, *, within_s: float) -> Result | None:
-        """Return the result; None: it is not there yet, or the server ends. Raises Unknown."""
+        """Return the result; None if it is not ready within the time, or the server ends. Raises
+        Unknown."""
         found = self._all.get(number)
         if found is None or found.tenant != tenant:
             raise Unknown(number)
@@ -92,14 +93,14 @@ class Futures:
         return found.task.result() if is_there else None
 
     async def close(self) -> None:
-        """Give up what is open."""
+        """Cancel the open requests."""
         tasks = [each.task for each in self._all.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _done(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Return the result of `work`; a failure becomes one, too."""
+        """Return the result of `work`; a failure is returned as a result, too."""
         try:
             return await work()
         except ClientError as error:
@@ -107,10 +108,10 @@ class Futures:
         except (NotFiniteError, CheckpointError) as error:
             return _failed(f"{error.what}: {error.why}", "user")
         except MilesError as error:
-            self.fault(str(error))
+            self.on_fault(str(error))
             return _failed(error.what, "server")
         except Exception as error:  # a request must not end the others
-            self.fault(traceback.format_exc())
+            self.on_fault(traceback.format_exc())
             return _failed(f"{type(error).__name__} in the server", "server")
 
     def _forget(self) -> None:
@@ -121,5 +122,5 @@ class Futures:
             del self._all[number]
 
 
-def _failed(text: str, category: str) -> Answer:
-    return Answer({"error": text, "category": category})
+def _failed(text: str, category: str) -> JsonResult:
+    return JsonResult({"error": text, "category": category})

@@ -1,5 +1,5 @@
-"""The adapters that engines of a service hold. Engines have a few slots; which saved adapter is in
-which slot changes as clients ask: the one that was used longest ago makes room."""
+"""Assigns saved adapters to the engines of a service. Engines have a few slots; which adapter is in
+which slot changes with the requests: the least recently used one is replaced."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ class Samplers:
     """Fills slots of the engines. Belongs to one event loop."""
 
     def __init__(self, base: SglangFleet, slots: Mapping[str, SglangFleet]) -> None:
-        """`base` asks for the model itself; `slots`: by name, who asks for each. The adapters are
-        sent through the memory of this process, which must run where the engines do."""
+        """Set up the slots. `base`: the client that requests the model itself; `slots`: by name,
+        the client of each. The adapters are sent through the memory of this process, which must run
+        on the engines' computer."""
         self.base = base
         self._slots = [_Slot(name=name, fleet=fleet) for name, fleet in slots.items()]
         self._channel = TensorChannel()
@@ -66,8 +67,8 @@ class Samplers:
         for fleet in self.fleets:
             await fleet.close()
 
-    async def take_in(self, engine: EngineAddress) -> None:
-        """Let a new engine answer, in the place of one that died, once it holds all adapters."""
+    async def admit(self, engine: EngineAddress) -> None:
+        """Let a new engine, in the place of a dead one, answer once it holds all adapters."""
         async with self._filling:
             for slot in self._slots:
                 slot.is_filled = slot.is_filled and slot.wanted is not None and slot.wanted.exists()
@@ -77,9 +78,9 @@ class Samplers:
                 await fleet.admit(engine, fleet.version)
 
     @asynccontextmanager
-    async def holding(self, folder: Path | None) -> AsyncIterator[SglangFleet]:
-        """Give who asks the engines for the adapter of a PEFT folder; None: for the model itself.
-        Waits where all slots are in use. Raises EngineRefused, WaitTimeout or WorkerDied."""
+    async def fleet_with(self, folder: Path | None) -> AsyncIterator[SglangFleet]:
+        """Provide the client that requests the adapter of a PEFT folder; None: the model itself.
+        Waits if all slots are in use. Raises EngineRefused, WaitTimeout or WorkerDied."""
         if folder is None:
             yield self.base
             return
@@ -95,11 +96,11 @@ class Samplers:
                 self._changed.notify_all()
 
     async def _slot_of(self, folder: Path) -> _Slot:
-        """Reserve the slot that holds the folder, or will."""
+        """Reserve the slot that holds the folder, or one that will hold it."""
         async with self._changed:
             try:
                 async with asyncio.timeout(SLOT_TIMEOUT_S):
-                    while (slot := self._chosen(folder)) is None:
+                    while (slot := self._choose_slot(folder)) is None:
                         await self._changed.wait()
             except TimeoutError:
                 raise WaitTimeout(
@@ -114,7 +115,7 @@ class Samplers:
             slot.num_users, slot.used = slot.num_users + 1, self._uses
             return slot
 
-    def _chosen(self, folder: Path) -> _Slot | None:
+    def _choose_slot(self, folder: Path) -> _Slot | None:
         own = [slot for slot in self._slots if slot.wanted == folder]
         free = [slot for slot in self._slots if not slot.num_users]
         return min(own or free, key=lambda slot: slot.used, default=None)
@@ -142,6 +143,6 @@ class Samplers:
 
 
 def _bucket(slot: str, folder: Path) -> Bucket:
-    """Return the adapter's tensors as engines take them for a slot."""
+    """Return the adapter's tensors in the form that engines load into a slot."""
     tensors = load_file(folder / PEFT_WEIGHTS)
     return [(engine_name(slot, name), tensor) for name, tensor in tensors.items()]

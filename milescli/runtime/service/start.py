@@ -1,5 +1,6 @@
-"""`miles serve --recipe`: from a recipe to a service that answers until a signal. The trainer and
-the engines are those of a run that trains several adapters; here clients say what they do."""
+"""Implements `miles serve --recipe`: starts a service from a recipe that answers until a signal.
+Trainer and engines are those of a run that trains several adapters; here clients decide what they
+do."""
 
 from __future__ import annotations
 
@@ -38,9 +39,9 @@ from milescli.runtime.evaluation.serve import NO_STOP
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.inputs.run_inputs import inputs_of_model
 from milescli.runtime.launch import with_absolute_paths
-from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
+from milescli.runtime.planning import plan_without_plugins, refuse_unproven, replan_fetched
 from milescli.runtime.prestart import Prestarted, prestart_engines
-from milescli.runtime.recovery.orphans import taken_over
+from milescli.runtime.recovery.orphans import locked_without_orphans
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -59,13 +60,13 @@ NUM_SLOTS = 8
 SLOT = "slot"
 """Prefix of the engines' names of adapters."""
 RECOVERY = "recovery"
-"""Folder in that of the service, with trained adapters for ranks that are restarted."""
+"""Folder in that of the service that holds trained adapters for restarted ranks."""
 FORGET_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """Options of a service, besides its recipe."""
+class ServiceOptions:
+    """Holds the options of a service, besides its recipe."""
 
     name: str
     """Folder of the service, below `services` in that of runs."""
@@ -74,16 +75,16 @@ class Wish:
     keys: Mapping[str, str]
     """Key -> tenant."""
     listener: socket
-    """Socket for requests; those that come before it is ready wait."""
+    """Socket for requests; those that arrive before the service is ready wait."""
     ready: Callable[[str, Path], None]
     """Called once with the base model's name and the service's folder, when it answers."""
 
 
-def serve_training(loaded: LoadedRecipe, wish: Wish, *, output: Output) -> None:
-    """Serve until Ctrl-C, SIGTERM or SIGHUP. What clients saved stays in the service's folder, from
-    which a later server of this name goes on. Raises MilesError."""
+def serve_training(loaded: LoadedRecipe, options: ServiceOptions, *, output: Output) -> None:
+    """Serve until Ctrl-C, SIGTERM or SIGHUP. Saved states stay in the service's folder, from which
+    a later server of this name continues. Raises MilesError."""
     loaded = with_absolute_paths(loaded)
-    loaded = replace(loaded, recipe=_for_clients(loaded.recipe, num_slots=wish.num_slots))
+    loaded = replace(loaded, recipe=_service_recipe(loaded.recipe, num_slots=options.num_slots))
     recipe = loaded.recipe
     facts = planned_facts(recipe)
     refuse_unproven(recipe, facts)
@@ -91,27 +92,27 @@ def serve_training(loaded: LoadedRecipe, wish: Wish, *, output: Output) -> None:
     plan = plan_without_plugins(loaded, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)
     _require_planned(plan)
-    folder = Path(recipe.run.dir).expanduser().absolute() / FOLDER / wish.name
+    folder = Path(recipe.run.dir).expanduser().absolute() / FOLDER / options.name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     run = RunDir(folder)
     with (
-        taken_over(run, output=output),
+        locked_without_orphans(run, output=output),
         prestart_engines(recipe, plan, facts, address=nodes.address) as prestarted,
     ):
         from milescli.runtime.build import FOLDER as BLANK
 
         inputs = inputs_of_model(recipe, run, output=output)
-        plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
+        plan = replan_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
         _require_planned(plan)
         # an earlier server of this name may have had adapters of another shape
         shutil.rmtree(run.path / BLANK, ignore_errors=True)
         spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
-        _serve(spec, wish, prestarted, output=output)
+        _serve(spec, options, prestarted, output=output)
 
 
-def _for_clients(recipe: Recipe, *, num_slots: int) -> Recipe:
-    """Return the recipe of the same model, machine and adapter, and nothing that a run would do:
-    clients choose losses, data and settings of the optimizer. Raises RecipeError."""
+def _service_recipe(recipe: Recipe, *, num_slots: int) -> Recipe:
+    """Return a recipe with the same model, machine and adapter, and without everything else of a
+    run: clients choose losses, data and optimizer settings. Raises RecipeError."""
     train = recipe.train
     faults: dict[str, tuple[bool, str, str]] = {
         "no adapter": (not train.lora.is_on, "clients train adapters of one shape", "--lora 32"),
@@ -168,7 +169,7 @@ def _for_clients(recipe: Recipe, *, num_slots: int) -> Recipe:
 
 
 def _require_planned(plan: Plan) -> None:
-    """Raises FitError for what is not served yet."""
+    """Raise FitError if the plan has a layout that is not supported here yet."""
     if any(slot.node for slot in plan.slots):
         raise FitError(
             "the plan has several computers",
@@ -183,11 +184,13 @@ def _require_planned(plan: Plan) -> None:
         )
 
 
-def _serve(spec: RunSpec, wish: Wish, prestarted: Prestarted, *, output: Output) -> None:
+def _serve(
+    spec: RunSpec, options: ServiceOptions, prestarted: Prestarted, *, output: Output
+) -> None:
     from milescli.runtime.adapters import AllFleets
     from milescli.runtime.recovery.engine_keepers import Start, keep_engines
     from milescli.runtime.recovery.engines import Engines
-    from milescli.runtime.recovery.restarts import until_started
+    from milescli.runtime.recovery.restarts import retry_start
     from milescli.runtime.recovery.supervise import StopSignals, run_watched
     from milescli.runtime.service.futures import Futures
     from milescli.runtime.service.trainer import ServiceTrainer
@@ -204,16 +207,16 @@ def _serve(spec: RunSpec, wish: Wish, prestarted: Prestarted, *, output: Output)
             probes.append(session.cluster.check_nodes)
             futures = Futures(output.warn)
             repairs = _repairs(spec, lambda: futures.num_ended, output=output)
-            started = partial(until_started, repairs=repairs)
+            started = partial(retry_start, repairs=repairs)
             start_ranks = partial(builder.start_trainer, with_teachers=False)
             ranks, _ = await asyncio.gather(
                 started("trainer", start_ranks),
-                builder.start_engines(engines, until_started=started),
+                builder.start_engines(engines, retry_start=started),
             )
             samplers = _samplers(builder, engines)
 
             async def join(start: Start) -> None:
-                await samplers.take_in(await start())
+                await samplers.admit(await start())
 
             everyone = AllFleets(samplers.fleets)
             keep_engines(everyone, ROLLOUT, engines, builder, repairs=repairs, join=join)
@@ -226,13 +229,13 @@ def _serve(spec: RunSpec, wish: Wish, prestarted: Prestarted, *, output: Output)
             )
             probes.extend([engines.probe, trainer.probe])
             try:
-                await _answer(spec, wish, trainer, samplers, futures, output=output)
+                await _serve_clients(spec, options, trainer, samplers, futures, output=output)
             finally:
                 await trainer.close()
 
         async def main() -> None:
             try:
-                signals = StopSignals(on_stop=lambda: False, again=lambda: "miles serve")
+                signals = StopSignals(on_stop=lambda: False, resume_command=lambda: "miles serve")
                 await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
             finally:
                 await engines.stop()
@@ -248,7 +251,7 @@ def _serve(spec: RunSpec, wish: Wish, prestarted: Prestarted, *, output: Output)
 
 
 def _repairs(spec: RunSpec, num_requests: Callable[[], int], *, output: Output) -> Repairs:
-    """`num_requests`: that ended."""
+    """Return the limits of restarts. `num_requests`: returns the number of finished requests."""
     from milescli.runtime.recovery.engine_keepers import warn_of_losses
     from milescli.runtime.recovery.restarts import Repairs, Restarts
 
@@ -264,24 +267,24 @@ def _samplers(builder: Builder, engines: Engines) -> Samplers:
     return Samplers(builder.base_fleet(engines), slots)
 
 
-async def _answer(
+async def _serve_clients(
     spec: RunSpec,
-    wish: Wish,
+    options: ServiceOptions,
     trainer: ServiceTrainer,
     samplers: Samplers,
     futures: Futures,
     *,
     output: Output,
 ) -> None:
-    """Answer clients until it is cancelled by a signal, which is the end that is expected."""
+    """Serve clients until a signal cancels this, which is the expected end."""
     from milescli.runtime.service.app import Api
-    from milescli.runtime.service.clients import MAX_ADAPTERS, Clients, Served
+    from milescli.runtime.service.clients import MAX_ADAPTERS, Clients, ServiceModel
     from milescli.runtime.service.datums import Limits
     from milescli.runtime.service.states import States
 
     shape, facts = trained_shape(spec.recipe), spec.inputs.facts
     assert shape is not None, "a recipe with an adapter"
-    served = Served(
+    served = ServiceModel(
         name=spec.recipe.model.path or str(spec.inputs.model_dir),
         model_dir=spec.inputs.model_dir,
         facts=facts,
@@ -290,26 +293,26 @@ async def _answer(
     )
     states = States(spec.run.path / "states")
     states.clean()
-    clients = Clients(served=served, trainer=trainer, samplers=samplers, states=states)
-    each = await clients.fit_into(available_memory())
+    clients = Clients(service_model=served, trainer=trainer, samplers=samplers, states=states)
+    each = await clients.limit_adapters(available_memory())
     if clients.max_adapters < MAX_ADAPTERS:
         output.warn(
             f"main memory has room for {clients.max_adapters} adapters of {format_bytes(each)}, "
             f"not for {MAX_ADAPTERS}"
         )
-    app = Api(clients=clients, futures=futures, keys=wish.keys).app()
+    app = Api(clients=clients, futures=futures, keys=options.keys).app()
     server = QuietServer(
         uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
     )
-    answering = asyncio.create_task(server.serve(sockets=[wish.listener]))
-    wish.ready(served.name, spec.run.path)
+    answering = asyncio.create_task(server.serve(sockets=[options.listener]))
+    options.ready(served.name, spec.run.path)
     try:
         with suppress(asyncio.CancelledError):
             while True:
                 await asyncio.sleep(FORGET_EVERY_S)
-                await clients.forget_silent(output.note)
+                await clients.end_silent_sessions(output.note)
     finally:
         server.should_exit = True
         await futures.close()

@@ -1,5 +1,5 @@
-"""What clients of a service have saved: training states, and adapters to sample from. A folder each
-below the service's, complete where its `state.json` is there, which is written last."""
+"""Stores what clients of a service save: training states, and adapters to sample from. Each has a
+folder below the service's, which is complete if its `state.json` exists; that is written last."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from milescli.core.files import read_json
 from milescli.runtime.service.wire import ClientError
 
 Kind = Literal["weights", "sampler_weights"]
-"""Of a state that training goes on from; of an adapter that engines serve."""
+"""Kind of a state: one from which training continues, or an adapter that engines serve."""
 SCHEME = "tinker://"
 EPHEMERAL = "ephemeral-"
-"""Names that begin so are of samplers without a name, which end with the server."""
+"""Prefix of the names of unnamed samplers, which end with the server."""
 _FILE = "state.json"
 _OLD = ".old-"
-"""Names of folders that make room for a newer state begin so."""
+"""Prefix of the folders of older states that a newer state replaces."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _PATH = re.compile(rf"{SCHEME}([0-9a-f]+:train:\d+)/(weights|sampler_weights)/([^/]+)\Z")
 
@@ -37,7 +37,7 @@ class Info:
     """Describes one saved state."""
 
     tenant: str
-    """Who saved it, and alone may use it."""
+    """Tenant that saved it; nobody else may use it."""
     model_id: str
     kind: Kind
     name: str
@@ -57,13 +57,13 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """All states of a service."""
+    """Holds all states of a service."""
 
     root: Path
 
     def clean(self) -> None:
-        """Remove what earlier servers left: samplers without a name, and what is not complete. An
-        older state whose newer one did not get its place has it again."""
+        """Remove what earlier servers left: unnamed samplers, and incomplete folders. An older
+        state is restored if its replacement is incomplete."""
         for old in self.root.glob(f"*/*/{_OLD}*"):
             folder = old.with_name(old.name.removeprefix(_OLD))
             if not folder.exists():
@@ -76,9 +76,9 @@ class States:
     async def add(
         self, info: Info, fill: Callable[[Path], Awaitable[None]], *, overwrite: bool = False
     ) -> Path:
-        """Let `fill` write the files of a new state; returns its folder. Raises ClientError for a
-        name that is not possible, or taken, and CheckpointError where the disk takes no more; a
-        state of that name stays as it was."""
+        """Let `fill` write the files of a new state; return its folder. Raises ClientError if the
+        name is invalid or taken, and CheckpointError if the disk is full; an existing state of that
+        name then stays as it was."""
         if not _NAME.match(info.name):
             raise ClientError(
                 f"`{info.name[:40]}` cannot be a name: use at most 128 letters, digits, `.`, `_` "
@@ -89,9 +89,9 @@ class States:
             raise ClientError(f"there is a state at {info.path} already")
         fresh = folder.with_name(f".{folder.name}-{os.getpid()}")
         try:
-            await in_thread(lambda: _emptied(fresh))
+            await in_thread(lambda: _empty_folder(fresh))
             await fill(fresh)
-            await in_thread(lambda: _completed(fresh, info, folder))
+            await in_thread(lambda: _replace_folder(fresh, info, folder))
         except BaseException as error:
             await in_thread(lambda: shutil.rmtree(fresh, ignore_errors=True))
             if (why := _why_not_written(error)) is not None:
@@ -101,8 +101,8 @@ class States:
         return folder
 
     def find(self, path: str, *, tenant: str, kind: Kind | None = None) -> tuple[Path, Info]:
-        """Return the folder of a state, and what it is. Raises ClientError where the tenant has
-        none."""
+        """Return the folder of a state, and its description. Raises ClientError if the tenant has
+        no such state."""
         if match := _PATH.match(path):
             model_id, its_kind, name = match.groups()
             folder = self._folder(model_id, its_kind, name)
@@ -135,13 +135,13 @@ def _why_not_written(error: BaseException) -> str | None:
     return f"{type(error).__name__}: {error}" if is_of_disk else None
 
 
-def _emptied(folder: Path) -> None:
+def _empty_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
 
-def _completed(fresh: Path, info: Info, folder: Path) -> None:
-    """Give a folder its place; an older one of the name goes."""
+def _replace_folder(fresh: Path, info: Info, folder: Path) -> None:
+    """Move a complete folder to its place, and remove an older one of that name."""
     with open(fresh / _FILE, "w", encoding="utf-8") as file:
         json.dump({**asdict(info), "saved_at": time.time()}, file, indent=2)
         file.flush()

@@ -1,6 +1,7 @@
-"""The trainer of a service, whose ranks may die. New ranks know no adapter: one is restored before
-the next call that needs it, from what was last written of it, and the calls since are repeated. So
-adapters that nobody uses cost nothing, and a call that cannot be made harms only its own."""
+"""Implements the trainer of a service, whose ranks may die. New ranks have no adapter: one is
+restored before the next call that needs it, from its last written state, and the calls since are
+repeated. So unused adapters cost nothing, and a call that cannot be made only affects its own
+adapter."""
 
 from __future__ import annotations
 
@@ -30,15 +31,15 @@ from milescli.runtime.recovery.restarts import Repairs
 CHANGES = ("begin_adapter", "accumulate", "apply", "load_adapter")
 """Methods that change an adapter, so that they must be repeated."""
 REPEATED_S = 20.0
-"""Seconds that the calls took which new ranks repeat of an adapter, at most, before it is written
-again."""
+"""Largest number of seconds of calls that new ranks repeat for an adapter; beyond it, the adapter
+is written again."""
 WRITE_SHARE = 0.1
-"""Where writing takes long: its share of the time that it saves, at most."""
+"""If writing takes long: largest ratio of its time to the time that it saves."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Adapter:
-    """State of one adapter, besides its recorded calls."""
+    """Holds the state of one adapter, besides its recorded calls."""
 
     is_here: bool = False
     """True if the ranks hold it."""
@@ -65,8 +66,8 @@ class ServiceTrainer(HealingTrainer):
         silence_s: float,
         folder: Path,
     ) -> None:
-        """`restart` starts ranks without any adapter. `folder`: where adapters are written; it is
-        emptied. The others as in HealingTrainer."""
+        """Set up the trainer. `restart` starts ranks without any adapter. `folder`: where adapters
+        are written; it is emptied. The other arguments are those of HealingTrainer."""
         super().__init__(ranks, restart=restart, repairs=repairs, silence_s=silence_s)
         self.progress = 0
         """Calls that ended, and deaths between calls: a death at the same number as the one before
@@ -80,13 +81,13 @@ class ServiceTrainer(HealingTrainer):
         shutil.rmtree(folder, ignore_errors=True)
 
     async def close(self) -> None:
-        """Start nothing more, and remove what was written."""
+        """Stop replacing ranks, and remove the written adapters."""
         await super().close()
         await in_thread(partial(shutil.rmtree, self._folder, ignore_errors=True))
 
     async def call(self, method: str, *args: Any, adapter: str | None = None, **kwargs: Any) -> Any:
-        """Call the method on ranks that live. Raises WorkerDied where ranks died of it as often as
-        the limits of restarts allow, and CheckpointError where the adapter is lost."""
+        """Call the method on living ranks. Raises WorkerDied if ranks died of it as often as the
+        limits of restarts allow, and CheckpointError if the adapter is lost."""
         if method == "begin_adapter":
             assert adapter is not None and adapter not in self._adapters, adapter
             self._adapters[adapter] = _Adapter()
@@ -155,8 +156,8 @@ class ServiceTrainer(HealingTrainer):
         self._began = time.monotonic()
 
     async def _restore(self, adapter: str, known: _Adapter) -> None:
-        """Bring the adapter to where the last call that succeeded left it. Raises CheckpointError
-        where that is not possible."""
+        """Restore the adapter to its state after the last successful call. Raises CheckpointError
+        if that is not possible."""
         began, calls = time.monotonic(), self._recorded.since_checkpoint_of(adapter)
         if calls is None:
             raise _lost(adapter, f"ranks of the trainer died, and before that {known.failure}")
@@ -193,22 +194,22 @@ class ServiceTrainer(HealingTrainer):
             known.work_s += took
 
     async def _bound(self, adapter: str, method: str) -> None:
-        """Write the adapter where it is time, so that little is repeated after a death; after a
-        load at once, which is never repeated later, as the client may change what was loaded. Where
-        the requests of all take too much memory, write those that take most of it."""
+        """Write the adapter if it is due, so that little must be repeated after a death. After a
+        load, write it at once: a load is never repeated, as the client may change the loaded state.
+        If the recorded requests of all adapters take too much memory, write the largest of them."""
         known = self._adapters[adapter]
         if method == "load_adapter":
             if not await self._keep(adapter):
-                self._recorded.drop_of(adapter)
+                self._recorded.drop_adapter(adapter)
         elif known.work_s > max(REPEATED_S, known.write_s / WRITE_SHARE):
             await self._keep(adapter)
-        while self._recorded.is_too_much and (largest := self._recorded.largest()):
+        while self._recorded.exceeds_limit and (largest := self._recorded.largest()):
             if not await self._keep(largest):
-                self._recorded.drop_of(largest)
+                self._recorded.drop_adapter(largest)
 
     async def _keep(self, adapter: str) -> bool:
-        """Write the adapter; False where that is not possible. It goes on without: only where ranks
-        die before it could be written is it lost. Raises nothing, as the request was done."""
+        """Write the adapter; return False if that fails. The adapter is only lost if ranks die
+        before it can be written. Raises nothing, because the request itself succeeded."""
         folder = self._folder / str(next(self._numbers))
         try:
             await super().call("keep_adapter", folder, adapter=adapter)

@@ -1,10 +1,9 @@
-"""The messages of the Tinker API that its client sends and takes as protocol buffers: the datums of
-a forward and backward pass, its result, and samples. Older clients send the first as JSON, and take
-all as JSON. Knows nothing of losses or models.
+"""Encodes the messages of the Tinker API that its client sends and receives as protocol buffers:
+the datums of a forward and backward pass, its result, and samples. Older clients send the first as
+JSON, and receive all as JSON. Knows nothing of losses or models.
 
 Encoding: https://protobuf.dev/programming-guides/encoding. Numbers of fields are those of the
-message types in `tinker_public.proto`.
-"""
+message types in `tinker_public.proto`."""
 
 from __future__ import annotations
 
@@ -26,12 +25,12 @@ _RECORD = "ArrayRecord"
 
 
 class ClientError(ValueError):
-    """Reports what a client got wrong, in words for it."""
+    """Reports an error of a client, in words for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datum:
-    """One line of tokens, and the inputs of its loss."""
+    """Holds one token sequence, and the inputs of its loss."""
 
     tokens: np.ndarray
     """[n] integers that the model reads."""
@@ -41,7 +40,7 @@ class Datum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRequest:
-    """A forward, or forward and backward, pass that a client wants."""
+    """Holds a client's request for a forward, or forward and backward, pass."""
 
     model_id: str
     seq_id: int
@@ -54,7 +53,7 @@ class PassRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
-    """The result of a pass."""
+    """Holds the result of a pass."""
 
     logprobs: Sequence[np.ndarray]
     """[datums] [n] float32 of the targets."""
@@ -87,8 +86,8 @@ class PassResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """One sequence that was sampled."""
+class SampledSequence:
+    """Holds one sampled sequence."""
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
@@ -98,9 +97,9 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleResult:
-    """The result of a request for samples."""
+    """Holds the result of a request for samples."""
 
-    sequences: Sequence[Sampled]
+    sequences: Sequence[SampledSequence]
     prompt_logprobs: Sequence[float] | None = None
     """[prompt tokens], NaN for the first; None if they were not requested."""
 
@@ -229,7 +228,7 @@ def _json_tensor(given: Mapping[str, Any]) -> np.ndarray:
 
 
 class _Fields:
-    """The fields of one message, by number."""
+    """Holds the fields of one message, by number."""
 
     def __init__(self, data: bytes) -> None:
         """Read all of them. Raises ClientError."""
@@ -245,7 +244,7 @@ class _Fields:
         return (_Fields(self._as_bytes(value)) for value in self._found.get(number, ()))
 
     def first(self, number: int) -> _Fields:
-        """Return the message of a field; an empty one where it is not there."""
+        """Return the message of a field; an empty one if the field is missing."""
         return next(self.all(number), _Fields(b""))
 
     def bytes(self, number: int) -> bytes:
@@ -268,7 +267,7 @@ class _Fields:
         return values
 
     def number(self, number: int) -> float:
-        """Return a double; 0.0 where it is not there."""
+        """Return a double; 0.0 if the field is missing."""
         data = self._found.get(number, [bytes(8)])[-1]
         if isinstance(data, int) or len(data) != 8:
             raise ClientError(f"field {number} is not a double")

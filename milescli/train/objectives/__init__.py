@@ -12,7 +12,7 @@ from milescli.core.plug_points import OBJECTIVES
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Recipe
 from milescli.train.streams import FROM_RANKS
-from milescli.workers.isolated import Isolated
+from milescli.workers.isolated import IsolatedPlugin
 
 if TYPE_CHECKING:
     from milescli.train.base import Objective, TrainSequence
@@ -48,7 +48,7 @@ def load_in_driver(name: str, recipe: Recipe) -> Objective[Any]:
     objective = load_objective(name, recipe)
     if name in OBJECTIVES.builtin:
         return objective
-    apart = Isolated(
+    apart = IsolatedPlugin(
         OBJECTIVES.path_of(name),
         what=f"the objective `{name}`",
         plugin=objective,

@@ -58,12 +58,12 @@ async def all_played(
 
     async def play(index: int, texts: Sequence[str], label: str) -> Any:
         session = session_of(Engine(_TOKENIZER, texts), max_tokens=max_tokens)
-        session.door = proxy.open(session)
+        session.address = proxy.open(session)
         try:
             prompt = Prompt(index=index, token_ids=[], text="", label=label)
             return await agent(prompt, session), session
         finally:
-            proxy.close(session.door)
+            proxy.close(session.address)
 
     try:
         async with asyncio.timeout(TIMEOUT_S):

@@ -37,7 +37,7 @@ class Echoing(Package):
         """See Package."""
         return PROGRAM
 
-    def require(self, *, asked_by: str) -> None:
+    def require(self, *, needed_by: str) -> None:
         """It is there."""
 
 
@@ -59,15 +59,15 @@ def host_of(**start: Any) -> ForeignHost:
 
 def ask(host: ForeignHost, method: str, *, timeout_s: float = 60.0, **params: Any) -> Any:
     """From a thread."""
-    return host.ask_now(method, params, timeout_s=timeout_s)
+    return host.call_now(method, params, timeout_s=timeout_s)
 
 
 def test_much_is_asked_at_once_and_what_is_printed_is_no_reply() -> None:
     host = host_of()
 
     async def play() -> list[Any]:
-        asked = [host.ask("late", {"value": 0, "seconds": 0.5}, timeout_s=60)]
-        asked += [host.ask("echo", {"value": number}, timeout_s=60) for number in range(1, 200)]
+        asked = [host.call("late", {"value": 0, "seconds": 0.5}, timeout_s=60)]
+        asked += [host.call("echo", {"value": number}, timeout_s=60) for number in range(1, 200)]
         return await asyncio.gather(*asked)
 
     assert asyncio.run(play()) == list(range(200))
@@ -94,7 +94,7 @@ def test_a_request_that_takes_too_long_is_given_up_and_the_others_go_on() -> Non
         ask(host, "late", value=1, seconds=600, timeout_s=0.2)
 
     async def play() -> None:
-        await host.ask("late", {"value": 1, "seconds": 600}, timeout_s=0.2)
+        await host.call("late", {"value": 1, "seconds": 600}, timeout_s=0.2)
 
     with pytest.raises(CallFailed, match=r"`late` did not end within 0\.2 s"):
         asyncio.run(play())
@@ -131,13 +131,13 @@ def test_one_that_dies_again_and_again_stops_the_run(monkeypatch: pytest.MonkeyP
 def test_it_cleans_up_and_ends_with_all_that_it_began() -> None:
     process = ForeignWorker(PACKAGE, start={}, folders=[str(PROGRAMS)])
     assert process.started.result(60)
-    child = process.ask("child", {})[1].result(60)
+    child = process.call("child", {})[1].result(60)
     guard = process.pid
     process.close(60, cause="it was closed")
     assert not process.lives
     assert_gone(guard, child)
     with pytest.raises(ProcessLost, match="it cleaned up"):
-        process.ask("echo", {"value": 1})[1].result(60)
+        process.call("echo", {"value": 1})[1].result(60)
 
 
 def test_it_ends_where_the_run_is_killed() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from milescli.agents.foreign import install as installing
-from milescli.agents.foreign.install import chosen, install
+from milescli.agents.foreign.install import find_interpreter, install
 from milescli.agents.foreign.packages import (
     PACKAGES,
     PROGRAMS,
@@ -123,10 +123,10 @@ def test_a_python_that_it_does_not_run_on_is_refused(here: Path) -> None:
     old.chmod(0o755)
     for python, why in ((str(old), "is 3.9.1"), (str(here / "none"), "cannot be started")):
         with pytest.raises(MachineError) as caught:
-            chosen(package_named("harbor"), python)
+            find_interpreter(package_named("harbor"), python)
         assert why in caught.value.why and "from 3.12 and below 3.15" in caught.value.why
         assert "--python PATH" in caught.value.fixes[0]
-    path, version = chosen(package_named("verifiers"), None)
+    path, version = find_interpreter(package_named("verifiers"), None)
     assert path == sys.executable and version.startswith("3.")
 
 

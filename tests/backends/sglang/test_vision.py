@@ -256,7 +256,7 @@ def test_a_served_teacher_sees_the_images(seeing, monkeypatch):
 
     async def ask() -> Trajectory:
         teachers = ServedTeachers(Recipe.model_validate({"train": {"distill": distill}}))
-        return (await teachers.taught(prompt, [line]))[0]
+        return (await teachers.with_predictions(prompt, [line]))[0]
 
     said = streams_of(asyncio.run(ask()).teacher)[Stream.TEACHER]
     assert seeing.differ([replace(line, logprobs=array("f", said))]) <= LARGEST

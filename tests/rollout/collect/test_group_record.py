@@ -22,7 +22,7 @@ from milescli.core.types import (
     Trajectory,
     VersionSpan,
 )
-from milescli.rollout.collect.group_record import decoded, encoded, head_of
+from milescli.rollout.collect.group_record import decode_group, encode_group, read_head
 
 SPAN = ImageSpan(start=0, num_tokens=1, grid=(1, 2, 2), sha256="ab")
 IMAGE = Image(sha256="ab", png=b"P", width=28, height=28, grid=(1, 2, 2), num_tokens=1)
@@ -87,19 +87,19 @@ _groups = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(_groups)
 def test_a_group_is_read_as_it_was_written(group: Group) -> None:
-    head, parts = encoded(11, group)
+    head, parts = encode_group(11, group)
     head, body = json.loads(json.dumps(head)), b"".join(parts)
-    again = decoded(head, body, prompt=PROMPT)
+    again = decode_group(head, body, prompt=PROMPT)
     assert again == group
     assert {type(sample.stop_reason) for sample in again.samples} == {StopReason}
-    known = head_of(head)
+    known = read_head(head)
     versions = [span.version for sample in group.samples for span in sample.version_spans]
     assert (known.position, known.prompt_index) == (11, 7)
     assert (known.oldest, known.newest) == (min(versions), max(versions))
     if any(line.image_spans for sample in group.samples for line in sample.trajectories):
         with pytest.raises(ValueError, match="differ from those of the prompt"):
-            decoded(head, body, prompt=replace(PROMPT, images=[]))
+            decode_group(head, body, prompt=replace(PROMPT, images=[]))
     with pytest.raises(ValueError, match="left over"):
-        decoded(head, body + b"x", prompt=PROMPT)
+        decode_group(head, body + b"x", prompt=PROMPT)
     with pytest.raises(ValueError, match="belongs to prompt 7"):
-        decoded(head, body, prompt=Prompt(index=8, token_ids=[1], text=""))
+        decode_group(head, body, prompt=Prompt(index=8, token_ids=[1], text=""))

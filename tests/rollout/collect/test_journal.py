@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from milescli.rollout.collect.group_record import GroupHead
-from milescli.rollout.collect.journal import BatchRecord, usable
+from milescli.rollout.collect.journal import BatchRecord, select_usable
 
 
 def _head(position: int, newest: int) -> GroupHead:
@@ -30,10 +30,10 @@ def _taken(**changes: object) -> tuple[int, set[int], set[int]]:
         "step": 1,
         "version": 2,
         "position": 2,
-        "is_same_line": True,
+        "is_reproduced": True,
         **changes,
     }
-    take = usable(asked.pop("heads"), asked.pop("batches"), **asked)  # type: ignore[arg-type]
+    take = select_usable(asked.pop("heads"), asked.pop("batches"), **asked)  # type: ignore[arg-type]
     return take.newest, set(take.groups), set(take.batches)
 
 
@@ -48,7 +48,7 @@ def test_a_step_that_lacks_a_group_ends_what_can_be_had_again() -> None:
 
 
 def test_another_layout_takes_what_the_checkpoint_or_its_past_sampled_alone() -> None:
-    assert _taken(is_same_line=False) == (2, {0, 1, 2, 3, 4, 5}, {1, 2, 3})
+    assert _taken(is_reproduced=False) == (2, {0, 1, 2, 3, 4, 5}, {1, 2, 3})
 
 
 def test_a_batch_that_began_elsewhere_ends_it_too() -> None:

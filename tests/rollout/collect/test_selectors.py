@@ -20,14 +20,14 @@ from milescli.recipe.train import algorithm_rules
 from milescli.rollout.collect.collector import Collector
 from milescli.rollout.collect.selectors import (
     Tried,
-    as_state,
-    from_state,
+    checked_places,
+    history_from_state,
+    history_to_state,
     is_kept,
     learnable,
-    places_of,
-    remember,
-    selected,
-    shaped,
+    record_rewards,
+    select_groups,
+    shape_rewards,
     variance,
 )
 from milescli.workers.isolated import resolve_isolated
@@ -61,15 +61,15 @@ def _taken(collector: Collector, steps: int = 1) -> list[list[int]]:
 def test_the_groups_whose_rewards_differ_most_are_taken_in_order() -> None:
     groups = example_groups()  # of unequal, of equal, and of mostly equal rewards
     assert variance(groups=groups, count=2, settings=Rollout()) == [0, 2]
-    chosen = selected(variance, groups, count=1, settings=Rollout())
+    chosen = select_groups(variance, groups, count=1, settings=Rollout())
     assert [group.prompt.index for group in chosen] == [0]
-    assert selected(variance, groups, count=3, settings=Rollout()) == groups
+    assert select_groups(variance, groups, count=3, settings=Rollout()) == groups
 
 
 @pytest.mark.parametrize("said", [None, [0], [0, 0], [0, 3], [-1, 0], "ab", 5, [0.5, None]])
 def test_what_is_no_choice_is_refused(said: object) -> None:
     with pytest.raises(RecipeError, match="the selection `mine` returned") as refused:
-        places_of(said, "selection", "mine", size=3, count=2)
+        checked_places(said, "selection", "mine", size=3, count=2)
     assert "choose 2 of 3" in refused.value.why
 
 
@@ -102,10 +102,10 @@ def test_a_curriculum_learns_from_each_step_and_goes_on_from_its_state() -> None
     assert first == [0, 1, 2, 3] and second == [4, 5, 6, 7], "untried ones first"
     assert third == [0, 1, 2, 3], "all alike, as they come"
     assert collector.history[0] == Tried(1.0, 2) and collector.history[6] == Tried(0.0, 1)
-    assert from_state(as_state(collector.history)) == collector.history
+    assert history_from_state(history_to_state(collector.history)) == collector.history
 
     other = _collector(recipe, reward, num_prompts=8)
-    other.history.update(from_state(as_state({n: Tried(1.0, 1) for n in range(4)})))
+    other.history.update(history_from_state(history_to_state({n: Tried(1.0, 1) for n in range(4)})))
     assert _taken(other) == [[4, 5, 6, 7]]
 
 
@@ -139,8 +139,8 @@ def test_what_is_refused_by_the_filter_is_remembered_and_told() -> None:
 def test_a_prompt_that_returns_counts_once_more() -> None:
     history: dict[int, Tried] = {}
     groups = example_groups()
-    remember(history, groups)
-    remember(history, groups[:1])
+    record_rewards(history, groups)
+    record_rewards(history, groups[:1])
     assert history[0] == Tried(0.5625, 2) and history[1].times == 1
 
 
@@ -197,7 +197,7 @@ def test_overlong_responses_lose_reward_within_the_buffer() -> None:
     settings = Rollout(
         max_response_tokens=20, shaping="overlong", overlong_buffer=4, overlong_penalty=0.5
     )
-    group = shaped(
+    group = shape_rewards(
         resolve_isolated(SHAPINGS, "overlong"), _lengths(1, 16, 18, 20), settings=settings
     )
     assert group.rewards == [1.0, 1.0, 0.75, 0.5]
@@ -205,7 +205,9 @@ def test_overlong_responses_lose_reward_within_the_buffer() -> None:
 
 def test_the_buffer_is_a_fifth_where_nobody_says_how_much() -> None:
     settings = Rollout(max_response_tokens=20)
-    group = shaped(resolve_isolated(SHAPINGS, "overlong"), _lengths(16, 20), settings=settings)
+    group = shape_rewards(
+        resolve_isolated(SHAPINGS, "overlong"), _lengths(16, 20), settings=settings
+    )
     assert group.rewards == [1.0, 0.0]
 
 
@@ -215,7 +217,7 @@ def test_the_buffer_is_a_fifth_where_nobody_says_how_much() -> None:
 def test_rewards_that_cannot_be_trained_on_are_named(name: str, why: str) -> None:
     path = f"{__name__}:{name}"
     with pytest.raises(RecipeError, match=f"the shaping `{path}` returned") as refused:
-        shaped(
+        shape_rewards(
             resolve_isolated(SHAPINGS, path), rewarded([0.0, 1.0]), settings=Rollout(shaping=path)
         )
     assert why in refused.value.why
@@ -224,7 +226,9 @@ def test_rewards_that_cannot_be_trained_on_are_named(name: str, why: str) -> Non
 def test_what_a_shaping_raises_is_named_with_its_line() -> None:
     path = f"{__name__}:raising"
     with pytest.raises(RecipeError, match=f"the shaping `{path}` failed") as refused:
-        shaped(resolve_isolated(SHAPINGS, path), rewarded([0.0]), settings=Rollout(shaping=path))
+        shape_rewards(
+            resolve_isolated(SHAPINGS, path), rewarded([0.0]), settings=Rollout(shaping=path)
+        )
     assert "difficulty" in refused.value.why and "test_selectors.py" in refused.value.why
 
 

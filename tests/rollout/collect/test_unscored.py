@@ -11,9 +11,9 @@ import pytest
 from milescli.core.errors import AgentError, MilesError, RewardError, SandboxError, WorkerDied
 from milescli.core.types import Group, Prompt, WeightVersion
 from milescli.rollout.collect.collector import Collector, Progress
-from milescli.rollout.collect.elsewhere import GroupMaker
 from milescli.rollout.collect.journal import BatchRecord, NoJournal
-from milescli.rollout.episode.unscored import Unscored
+from milescli.rollout.collect.remote_groups import GroupSampler
+from milescli.rollout.episode.unscored import UnscoredCounter
 from milescli.rollout.rewards.scoring import Scorer
 from tests.rollout.engines import (
     ScriptedEngine,
@@ -52,10 +52,10 @@ class Kept(NoJournal):
         self.groups: dict[int, Group] = {}
         self.batches: dict[int, BatchRecord] = {}
 
-    def keep_group(self, position: int, group: Group) -> None:
+    def record_group(self, position: int, group: Group) -> None:
         self.groups[position] = group
 
-    def keep_batch(self, batch: BatchRecord) -> None:
+    def record_batch(self, batch: BatchRecord) -> None:
         self.batches[batch.step] = batch
 
     def batch(self, step: int, *, start: int) -> BatchRecord | None:
@@ -69,13 +69,13 @@ def _collector(
     scorer: Scorer,
     *,
     journal: Kept | None = None,
-    elsewhere: GroupMaker | None = None,
+    elsewhere: GroupSampler | None = None,
     **rollout: object,
 ) -> Collector:
     episodes = make_episodes(ScriptedEngine(), scorer=scorer)
     recipe = make_recipe(**{"max_unscored_share": 0.3, **rollout})
     source = make_source()
-    return Collector(source, episodes, recipe=recipe, journal=journal, elsewhere=elsewhere)
+    return Collector(source, episodes, recipe=recipe, journal=journal, group_sampler=elsewhere)
 
 
 def _take(collector: Collector, step: int = 1) -> list[Group]:
@@ -167,7 +167,7 @@ def test_what_belongs_to_the_run_is_no_failure_of_a_reward(error: Exception) -> 
 
 def test_the_user_is_told_how_many_and_why() -> None:
     told: list[str] = []
-    unscored = Unscored(share=0.5, total=10, what="step 7", tell=told.append)
+    unscored = UnscoredCounter(share=0.5, total=10, what="step 7", tell=told.append)
     unscored.exclude(FAILED[0], num=2)
     assert told == ["excluding 2 samples of step 7: the judge is away; HTTP 503"]
 

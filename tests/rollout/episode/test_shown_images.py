@@ -34,7 +34,7 @@ from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.models.scratch import write_config
 from milescli.recipe.model import ScratchModel
 from milescli.rollout.base import Completion, GenerateRequest
-from milescli.rollout.collect.group_record import decoded, encoded
+from milescli.rollout.collect.group_record import decode_group, encode_group
 from milescli.rollout.episode.session import ChatForm, RecordingSession
 from milescli.train.packing import images_of
 
@@ -229,15 +229,15 @@ def test_a_group_with_images_of_tools_is_the_same_after_it_was_on_disk(
             )
         )
     group = Group(prompt=prompt, samples=samples)
-    head, parts = encoded(9, group)
+    head, parts = encode_group(9, group)
     returned = samples[0].trajectories[0].images[0]
     assert parts.count(returned.png) == 1, "each image is stored once"
-    again = decoded(head, b"".join(parts), prompt=prompt)
+    again = decode_group(head, b"".join(parts), prompt=prompt)
     assert again == group
     assert images_of([again]) == {image.sha256: image.png for image in (returned, *prompt.images)}
     head["images"][0]["sha256"] = "0" * 64
     with pytest.raises(KeyError):
-        decoded(head, b"".join(parts), prompt=prompt)
+        decode_group(head, b"".join(parts), prompt=prompt)
 
 
 @pytest.mark.parametrize(
@@ -344,16 +344,16 @@ def test_a_client_over_http_may_send_images(sees: ChatTokenizer) -> None:
 
     async def play() -> None:
         proxy = SessionProxy(tokenizer=sees, model="policy", max_model_len=1000)
-        door = proxy.open(session)
+        address = proxy.open(session)
         try:
-            headers = {"Authorization": f"Bearer {door.api_key}"}
+            headers = {"Authorization": f"Bearer {address.api_key}"}
             async with asyncio.timeout(60), httpx.AsyncClient(headers=headers) as http:
                 for shown, status in ((path, 400), (part(png(56, "red")), 200)):
                     body = {"messages": [{"role": "user", "content": [shown]}]}
-                    response = await http.post(f"{door.base_url}/chat/completions", json=body)
+                    response = await http.post(f"{address.base_url}/chat/completions", json=body)
                     assert response.status_code == status, response.text
         finally:
-            proxy.close(door)
+            proxy.close(address)
             await proxy.stop()
 
     asyncio.run(play())

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from milescli.core.types import Sample, StopReason
-from milescli.rollout.evaluation.agreement import agreement, repeated_share, suspicions
+from milescli.rollout.evaluation.agreement import find_suspicions, measure_agreement, repeated_share
 
 
 def sample(text: str, *, num_tokens: int = 8, is_cut: bool = False) -> Sample:
@@ -25,22 +25,22 @@ def test_kappa_is_that_of_a_worked_example() -> None:
     # both right 20, only a 5, only b 10, both wrong 15: p_o = 0.7, p_e = 0.5, kappa = 0.4
     a = [[1.0] * 25 + [0.0] * 25]
     b = [[1.0] * 20 + [0.0] * 5 + [1.0] * 10 + [0.0] * 15]
-    found = agreement(a, b)
+    found = measure_agreement(a, b)
     assert (found.both_right, found.only_a, found.only_b, found.both_wrong) == (20, 5, 10, 15)
     assert found.share == pytest.approx(0.7) and found.kappa == pytest.approx(0.4)
 
 
 def test_two_rewards_that_never_differ_have_no_kappa() -> None:
-    assert agreement([[1.0, 1.0]], [[1.0, 0.5]]).kappa is None
+    assert measure_agreement([[1.0, 1.0]], [[1.0, 0.5]]).kappa is None
 
 
 def test_pairs_are_counted_within_a_prompt_alone() -> None:
-    found = agreement([[0.0, 1.0, 2.0], [5.0]], [[0.0, 2.0, 1.0], [-5.0]], right_above=0.5)
+    found = measure_agreement([[0.0, 1.0, 2.0], [5.0]], [[0.0, 2.0, 1.0], [-5.0]], right_above=0.5)
     assert found.num_pairs == 3 and found.pairs_agree == pytest.approx(2 / 3)
 
 
 def test_a_threshold_says_what_is_right() -> None:
-    assert agreement([[0.4, 0.6]], [[0.4, 0.6]], right_above=0.5).both_right == 1
+    assert measure_agreement([[0.4, 0.6]], [[0.4, 0.6]], right_above=0.5).both_right == 1
 
 
 @pytest.mark.parametrize("pays_for", ["length", "boxed", "cut_off"])
@@ -59,9 +59,9 @@ def test_a_reward_that_pays_for_a_feature_is_suspected_of_it(pays_for: str) -> N
         feature = {"length": length, "boxed": box, "cut_off": cut}[pays_for]
         a.append(right)
         b.append([one + 0.5 * paid for one, paid in zip(right, feature, strict=True)])
-    assert [one.feature for one in suspicions(groups, a, b)] == [pays_for]
-    assert not suspicions(groups, a, a)
-    assert not suspicions(groups, b, [[0.0] * 8] * 12)  # a reward of nothing pays for nothing
+    assert [one.feature for one in find_suspicions(groups, a, b)] == [pays_for]
+    assert not find_suspicions(groups, a, a)
+    assert not find_suspicions(groups, b, [[0.0] * 8] * 12)  # a reward of nothing pays for nothing
 
 
 def test_repeated_phrases_are_counted() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import METRICS
 from milescli.recipe.schema import Evaluation
-from milescli.rollout.evaluation.metrics import measured
+from milescli.rollout.evaluation.metrics import compute_metrics
 from milescli.workers.isolated import resolve_isolated
 from tests.samples import rewarded
 
@@ -21,7 +21,7 @@ from tests.samples import rewarded
 )
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(rewards: list[list[float]]) -> None:
     settings = Evaluation(samples_per_prompt=5, metrics="pass_at_k")
-    figures = measured(
+    figures = compute_metrics(
         resolve_isolated(METRICS, "pass_at_k"),
         [rewarded(row) for row in rewards],
         settings=settings,
@@ -52,7 +52,7 @@ def not_finite(*, groups, settings):  # type: ignore[no-untyped-def]
 def test_what_are_no_figures_is_named(name: str, said: str) -> None:
     path = f"{__name__}:{name}"
     with pytest.raises(RecipeError, match=f"the metrics `{path}` returned") as refused:
-        measured(
+        compute_metrics(
             resolve_isolated(METRICS, path), [rewarded([1.0])], settings=Evaluation(metrics=path)
         )
     assert said in refused.value.why

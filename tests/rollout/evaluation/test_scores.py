@@ -7,7 +7,7 @@ import pytest
 from milescli.core.types import Group, Prompt
 from milescli.recipe.schema import Rollout
 from milescli.rollout.evaluation.scores import scores_of
-from milescli.rollout.rewards import answer_of
+from milescli.rollout.rewards import answer_extractor
 from tests.samples import make_sample, make_trajectory
 
 
@@ -26,7 +26,7 @@ GROUPS = [
 
 
 def test_figures_are_means_over_prompts() -> None:
-    answer = answer_of(Rollout(reward="gsm8k"))
+    answer = answer_extractor(Rollout(reward="gsm8k"))
     figures = scores_of(GROUPS, ks=[1, 2, 4], answer=answer).estimates
     values = {name: round(one.value, 6) for name, one in figures.items()}
     assert values == {
@@ -51,8 +51,10 @@ def test_domains_have_their_own_accuracy_and_prompts_may_have_none() -> None:
 
 
 def test_without_a_reward_that_reads_answers_there_is_no_majority() -> None:
-    assert answer_of(Rollout(reward="judge")) is None
-    figures = scores_of(GROUPS, ks=[1, 4], answer=answer_of(Rollout(reward="length"))).estimates
+    assert answer_extractor(Rollout(reward="judge")) is None
+    figures = scores_of(
+        GROUPS, ks=[1, 4], answer=answer_extractor(Rollout(reward="length"))
+    ).estimates
     assert list(figures) == ["avg@4", "pass@1", "pass@4"]
 
 
@@ -73,5 +75,5 @@ def test_without_a_reward_that_reads_answers_there_is_no_majority() -> None:
 def test_a_majority_counts_what_the_reward_compares(
     reward: str, response: str, stated: str | None
 ) -> None:
-    answer = answer_of(Rollout(reward=reward))
+    answer = answer_extractor(Rollout(reward=reward))
     assert answer is not None and answer(response) == stated

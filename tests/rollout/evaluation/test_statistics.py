@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from milescli.rollout.evaluation.statistics import (
-    by_signs,
-    compared,
-    estimated,
-    in_words,
+    compare_paired,
+    describe_difference,
+    estimate_mean,
     majority_at,
     mcnemar,
     pass_at,
+    permutation_p,
     t_quantile,
     two_sided_p,
     wilson,
@@ -75,7 +75,7 @@ def test_mcnemar_on_figures_that_are_published() -> None:
 @few
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=40))
 def test_an_interval_holds_the_mean_and_of_shares_is_within_0_and_1(values: list[float]) -> None:
-    one = estimated(values, samples_per_prompt=4)
+    one = estimate_mean(values, samples_per_prompt=4)
     assert one.value == pytest.approx(fmean(values))
     assert one.low - 1e-9 <= one.value <= one.high + 1e-9
     if min(values) >= 0 and max(values) <= 1:
@@ -85,23 +85,23 @@ def test_an_interval_holds_the_mean_and_of_shares_is_within_0_and_1(values: list
 def test_an_interval_of_many_prompts_is_the_normal_one() -> None:
     values = [1.0] * 300 + [0.0] * 700
     half = 1.96 * math.sqrt(0.3 * 0.7 / 1000)
-    one = estimated(values)
+    one = estimate_mean(values)
     assert one.low == pytest.approx(0.3 - half, abs=0.004)
     assert one.high == pytest.approx(0.3 + half, abs=0.004)
 
 
 def test_ten_of_ten_are_not_certainly_all() -> None:
     # Wilson 1927 as scipy has it: binomtest(10, 10).proportion_ci(method="wilson")
-    assert estimated([1.0] * 10).low == pytest.approx(0.7224672001371107)
-    assert estimated([0.0] * 10).high == pytest.approx(1 - 0.7224672001371107)
-    assert compared([1.0] * 10, [1.0] * 10).estimate.high > 0.15
+    assert estimate_mean([1.0] * 10).low == pytest.approx(0.7224672001371107)
+    assert estimate_mean([0.0] * 10).high == pytest.approx(1 - 0.7224672001371107)
+    assert compare_paired([1.0] * 10, [1.0] * 10).estimate.high > 0.15
 
 
 @pytest.mark.parametrize(("num", "share"), [(30, 0.95), (30, 0.5), (100, 0.9)])
 def test_an_interval_of_single_answers_covers_as_often_as_it_says(num: int, share: float) -> None:
     draw, covered = np.random.default_rng(num), 0
     for _ in range(1000):
-        one = estimated((draw.random(num) < share).astype(float).tolist())
+        one = estimate_mean((draw.random(num) < share).astype(float).tolist())
         covered += one.low <= share <= one.high
     assert 0.92 <= covered / 1000 <= 0.98  # a percentile bootstrap: 0.78 of the first
 
@@ -115,7 +115,7 @@ def test_an_interval_of_several_samples_covers_as_often_as_it_says(
     draw, covered, width = np.random.default_rng(num), 0, 0.0
     for _ in range(500):
         right = draw.binomial(samples, draw.beta(a, b, num)) / samples
-        one = estimated(right.tolist(), samples_per_prompt=samples)
+        one = estimate_mean(right.tolist(), samples_per_prompt=samples)
         covered += one.low <= a / (a + b) <= one.high
         width += one.high - one.low
     low, high = wilson(0.5, num)
@@ -128,7 +128,7 @@ def test_equal_models_are_seldom_called_different(num: int) -> None:
     for _ in range(500):
         chances = draw.random(num)
         both = [(draw.binomial(4, chances) / 4).tolist() for _ in range(2)]
-        seen += compared(*both).p_value < 0.05
+        seen += compare_paired(*both).p_value < 0.05
     assert seen / 500 <= 0.06  # a paired bootstrap: 0.13 of 5 prompts, 0.08 of 10
 
 
@@ -137,26 +137,32 @@ def test_equal_models_are_seldom_called_different(num: int) -> None:
 def test_the_permutation_test_looks_at_all_choices_of_signs(gains: list[int]) -> None:
     sums = [sum(map(mul, signs, gains)) for signs in product((1, -1), repeat=len(gains))]
     as_far = sum(abs(total) >= abs(sum(gains)) for total in sums)
-    assert by_signs(gains) == pytest.approx(as_far / len(sums))
+    assert permutation_p(gains) == pytest.approx(as_far / len(sums))
     many = [gain / 4 for gain in gains] * 10
-    assert by_signs(many) == by_signs(many)  # beyond what can be enumerated: always the same draws
+    assert permutation_p(many) == permutation_p(
+        many
+    )  # beyond what can be enumerated: always the same draws
 
 
 def test_right_or_wrong_is_compared_by_mcnemar_and_anything_else_by_permutation() -> None:
     a, b = [1.0] * 15 + [0.0] * 5, [1.0] * 5 + [0.0] * 15
-    told = compared(a, b)
+    told = compare_paired(a, b)
     assert (told.test, told.num_a_better, told.num_b_better) == ("mcnemar", 10, 0)
     assert told.p_value == pytest.approx(2 / 1024) and told.estimate.value == 0.5
-    by_parts = compared([0.5 * one for one in a], [0.5 * one for one in b])
+    by_parts = compare_paired([0.5 * one for one in a], [0.5 * one for one in b])
     assert by_parts.test == "permutation" and by_parts.p_value < 0.01
-    assert compared(a, a).p_value == 1.0
+    assert compare_paired(a, a).p_value == 1.0
 
 
 def test_a_sentence_names_the_better_one_only_where_chance_is_unlikely() -> None:
     a, b = [1.0] * 20, [1.0] * 8 + [0.0] * 12
-    assert in_words(compared(a, b), a="A", b="B").startswith("A scores higher than B, ")
-    assert in_words(compared(b, a), a="A", b="B").startswith("B scores higher than A, ")
-    equal = in_words(compared([1.0, 0.0], [0.0, 1.0]), a="A", b="B")
+    assert describe_difference(compare_paired(a, b), a="A", b="B").startswith(
+        "A scores higher than B, "
+    )
+    assert describe_difference(compare_paired(b, a), a="A", b="B").startswith(
+        "B scores higher than A, "
+    )
+    equal = describe_difference(compare_paired([1.0, 0.0], [0.0, 1.0]), a="A", b="B")
     assert equal.startswith("No difference can be told from chance.") and "p = 1 " in equal
 
 

@@ -63,7 +63,7 @@ def test_it_is_scored_and_its_labels_are_checked_in_processes_of_their_own() -> 
 
     async def score() -> list[float]:
         scorer = scorer_of(ROLLOUT)
-        scores = [scorer.scored(prompt, Response(text=text)) for text in (answer, "x")]
+        scores = [scorer.score_response(prompt, Response(text=text)) for text in (answer, "x")]
         return [score.reward for score in await asyncio.gather(*scores)]
 
     assert asyncio.run(score()) == [1.0, 0.0]

@@ -15,7 +15,7 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
 from milescli.rollout.collect.selectors import has_zero_variance
 from milescli.rollout.rewards import needs_label, role_scorers_of
-from milescli.rollout.rewards.role_rewards import ByRole
+from milescli.rollout.rewards.role_rewards import RoleScorer
 from milescli.rollout.rewards.scoring import Score, Scoring
 from tests.rollout.engines import ScriptedEngine, make_episodes, make_scorer
 from tests.samples import make_group
@@ -36,7 +36,7 @@ class _Ranks:
         """See Scoring."""
         return self  # type: ignore[return-value]
 
-    async def scored_group(self, prompt: Prompt, responses: list[Any]) -> list[Score]:
+    async def score_responses(self, prompt: Prompt, responses: list[Any]) -> list[Score]:
         """See Scoring."""
         return [Score(reward=float(place)) for place in range(len(responses))]
 
@@ -49,7 +49,7 @@ async def _debate(prompt: Prompt, session: Session) -> Outcome:
 
 
 def _play(roles: dict[str, Any], count: int = 1, **changes: Any) -> list[Sample]:
-    scorer = ByRole(make_scorer(), roles)
+    scorer = RoleScorer(make_scorer(), roles)
     episodes = replace(
         make_episodes(ScriptedEngine(), agent=changes.pop("agent", _debate)),
         scorer=scorer,
@@ -61,7 +61,7 @@ def _play(roles: dict[str, Any], count: int = 1, **changes: Any) -> list[Sample]
             await episodes.play(PROMPT, sample_index=index, seed=47 + index)
             for index in range(count)
         ]
-        return await episodes.scored(PROMPT, samples)
+        return await episodes.score_samples(PROMPT, samples)
 
     return asyncio.run(play())
 
@@ -132,6 +132,6 @@ def test_rewards_of_roles_are_made_as_those_of_the_episode() -> None:
             role_texts={"pro": "#### 4", "contra": "#### 4"},
         )
     ]
-    episodes = replace(make_episodes(ScriptedEngine()), scorer=ByRole(make_scorer(), scorers))
-    (scored,) = asyncio.run(episodes.scored(label, samples))
+    episodes = replace(make_episodes(ScriptedEngine()), scorer=RoleScorer(make_scorer(), scorers))
+    (scored,) = asyncio.run(episodes.score_samples(label, samples))
     assert scored.role_rewards == {"pro": 1.0, "contra": -1.0}

@@ -53,7 +53,7 @@ def _weighted(**parts: tuple[object, float]) -> WeightedScorer:
 
 def test_the_reward_is_the_weighted_sum_and_the_parts_are_kept() -> None:
     scorer = _weighted(right=(_is_four, 1.0), length=(_length, -0.5))
-    score = asyncio.run(scorer.scored(PROMPT, Response(text="4")))
+    score = asyncio.run(scorer.score_response(PROMPT, Response(text="4")))
     assert score == Score(reward=0.5, parts={"right": 1.0, "length": 1.0})
 
 
@@ -61,7 +61,7 @@ def test_a_part_that_sees_groups_makes_all_wait_for_the_group() -> None:
     scorer = _weighted(right=(_is_four, 1.0), rank=(_Ranked(), 10.0))
     assert scorer.scores_groups
     responses = [Response(text="4"), Response(text="5")]
-    scores = asyncio.run(scorer.scored_group(PROMPT, responses))
+    scores = asyncio.run(scorer.score_responses(PROMPT, responses))
     assert [score.reward for score in scores] == [1.0, 10.0]
     assert scores[1].parts == {"right": 0.0, "rank": 1.0}
 
@@ -69,7 +69,7 @@ def test_a_part_that_sees_groups_makes_all_wait_for_the_group() -> None:
 def test_a_part_that_fails_is_named() -> None:
     scorer = _weighted(right=(_is_four, 1.0), mine=(_broken, 1.0))
     with pytest.raises(RewardError, match="`mine` failed on a response to prompt 3"):
-        asyncio.run(scorer.scored(PROMPT, Response(text="4")))
+        asyncio.run(scorer.score_response(PROMPT, Response(text="4")))
 
 
 def test_a_step_has_the_mean_of_each_part() -> None:
@@ -87,12 +87,12 @@ def test_a_step_has_the_mean_of_each_part() -> None:
 
 def test_a_single_reward_has_no_parts() -> None:
     score = asyncio.run(
-        scorer_of(Rollout(reward="gsm8k")).scored(PROMPT, Response(text="so it is\n#### 4"))
+        scorer_of(Rollout(reward="gsm8k")).score_response(PROMPT, Response(text="so it is\n#### 4"))
     )
     assert score == Score(reward=1.0)
 
 
 def test_a_recipe_names_several() -> None:
     scorer = scorer_of(Rollout(reward={"gsm8k": 1.0, "exact_match": 0.5}))
-    score = asyncio.run(scorer.scored(PROMPT, Response(text="#### 4")))
+    score = asyncio.run(scorer.score_response(PROMPT, Response(text="#### 4")))
     assert score == Score(reward=1.0, parts={"gsm8k": 1.0, "exact_match": 0.0})

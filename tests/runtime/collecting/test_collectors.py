@@ -173,7 +173,7 @@ class _Rig:
         )
         await collectors.open()
         episodes = make_episodes(ScriptedEngine())
-        collector = Collector(self.source(), episodes, recipe=self.recipe, elsewhere=collectors)
+        collector = Collector(self.source(), episodes, recipe=self.recipe, group_sampler=collectors)
         try:
             groups = await collector.take(1, version=WeightVersion(0))
             if between is not None:

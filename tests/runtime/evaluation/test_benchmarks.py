@@ -21,7 +21,7 @@ from milescli.data.tokenizer import load_tokenizer
 from milescli.recipe.schema import Recipe
 from milescli.rollout.evaluation.benchmarks import BENCHMARKS
 from milescli.rollout.rewards import load_rewards
-from milescli.runtime.evaluation.sets import EvalWish, LoadedSet, load_set, sets_of
+from milescli.runtime.evaluation.sets import EvalOptions, LoadedSet, load_set, sets_of
 
 
 def _options(right: str) -> dict[str, object]:
@@ -126,7 +126,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def _loaded(folder: Path, tokenizer: Any, data: str) -> LoadedSet:
-    (one,) = sets_of(Recipe(), EvalWish(data=[data]))
+    (one,) = sets_of(Recipe(), EvalOptions(data=[data]))
     inputs: Any = SimpleNamespace(tokenizer=tokenizer, prompts=None)
     return load_set(one, RunDir(folder), inputs, output=Output(stderr=io.StringIO()))
 
@@ -178,13 +178,13 @@ def test_what_is_published_holds_unless_the_user_sets_it(tmp_path: Path, tokeniz
     published = _loaded(tmp_path, tokenizer, data).set.recipe.eval
     assert (published.samples_per_prompt, published.temperature, published.top_p) == (64, 0.6, 0.95)
     recipe = Recipe.model_validate({"eval": {"samples_per_prompt": 4, "temperature": 0.3}})
-    wish = EvalWish(data=[data], flags={"eval.samples_per_prompt": "--samples 4"})
-    (own,) = sets_of(recipe, wish)
+    eval_options = EvalOptions(data=[data], flags={"eval.samples_per_prompt": "--samples 4"})
+    (own,) = sets_of(recipe, eval_options)
     assert (own.recipe.eval.samples_per_prompt, own.recipe.eval.temperature) == (4, 0.6)
 
 
 def test_another_number_of_questions_than_published_is_told(tmp_path: Path, tokenizer: Any) -> None:
-    (one,) = sets_of(Recipe(), EvalWish(data=[f"gsm8k={_copy(tmp_path, 'gsm8k')}"]))
+    (one,) = sets_of(Recipe(), EvalOptions(data=[f"gsm8k={_copy(tmp_path, 'gsm8k')}"]))
     inputs: Any = SimpleNamespace(tokenizer=tokenizer, prompts=None)
     said = io.StringIO()
     load_set(one, RunDir(tmp_path), inputs, output=Output(stderr=said))
@@ -198,7 +198,7 @@ def test_a_file_of_other_columns_is_no_copy(tmp_path: Path, tokenizer: Any) -> N
     assert "lacks `question`, `answer`" in refused.value.why
     assert "--data my-gsm8k=" in refused.value.fixes[0]
     with pytest.raises(DataError, match="there is no copy of `ifeval`"):
-        sets_of(Recipe(), EvalWish(data=["ifeval=nowhere"]))
+        sets_of(Recipe(), EvalOptions(data=["ifeval=nowhere"]))
 
 
 def test_a_folder_may_hold_the_one_subset_alone(tmp_path: Path, tokenizer: Any) -> None:
@@ -210,6 +210,6 @@ def test_a_folder_may_hold_the_one_subset_alone(tmp_path: Path, tokenizer: Any) 
 
 
 def test_a_bare_name_is_the_hubs() -> None:
-    sets = sets_of(Recipe(), EvalWish(data=list(BENCHMARKS)))
+    sets = sets_of(Recipe(), EvalOptions(data=list(BENCHMARKS)))
     assert [one.recipe.data.eval for one in sets] == [one.hub for one in BENCHMARKS.values()]
     assert all(one.source and one.num_prompts for one in BENCHMARKS.values())

@@ -23,7 +23,7 @@ def _talk(
     waiting, shown = iter(lines), list[str]()
     chat = Chat(
         read=lambda: next(waiting, None),
-        said=lambda reply, pieces: shown.append(str(reply.message["content"])),
+        show_reply=lambda reply, pieces: shown.append(str(reply.message["content"])),
         note=shown.append,
         system=system,
     )
@@ -77,7 +77,7 @@ def test_a_person_sees_a_reply_while_it_is_sampled() -> None:
 
     chat = Chat(
         read=iter(["go on", None]).__next__,
-        said=lambda reply, pieces: output.text(str(reply.message["content"])),
+        show_reply=lambda reply, pieces: output.text(str(reply.message["content"])),
         note=output.note,
         piece=piece,
         first="one",

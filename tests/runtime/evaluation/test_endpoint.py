@@ -14,7 +14,7 @@ from milescli.console.output import Output
 from milescli.core.errors import EndpointError, MilesError
 from milescli.runtime.evaluation.endpoint import evaluate_endpoint
 from milescli.runtime.evaluation.results import SetResult
-from milescli.runtime.evaluation.sets import EvalWish
+from milescli.runtime.evaluation.sets import EvalOptions
 from tests.endpoint_server import Asked, Reply, quick_retries, serving
 
 __all__ = ["quick_retries"]
@@ -45,7 +45,7 @@ def _measure(
         url,
         folder=folder,
         runs=file.parent / "evaluations",
-        wish=EvalWish(data=[str(file)], sets=["rollout.reward=gsm8k", *sets]),
+        eval_options=EvalOptions(data=[str(file)], sets=["rollout.reward=gsm8k", *sets]),
         environ={},
         output=Output(stderr=told or io.StringIO()),
     )

@@ -25,11 +25,11 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Outcome
 from milescli.runtime.evaluation.evaluate import (
     WatchedEpisode,
+    sized_for,
     smaller_engines,
-    with_room,
     within_positions,
 )
-from milescli.runtime.evaluation.sets import EvalWish, sets_of_model
+from milescli.runtime.evaluation.sets import EvalOptions, sets_of_model
 from milescli.runtime.spec import RunSpec
 from tests.agents.scripted import Engine, session_of
 
@@ -42,8 +42,8 @@ def _watch(texts: list[str], *, max_turns: int = 8) -> tuple[Outcome, list[str]]
         settings=EnvironmentSettings(name="tests.agents.user_environments:Count"),
         prompt=PROMPT,
         max_turns=max_turns,
-        begun=shown.append,
-        acted=lambda said, step: shown.append(f"{said} -> {step.observation} {step.reward:g}"),
+        on_start=shown.append,
+        on_turn=lambda said, step: shown.append(f"{said} -> {step.observation} {step.reward:g}"),
     )
     return asyncio.run(watched(PROMPT, session_of(Engine(texts)))), shown
 
@@ -84,12 +84,12 @@ def _answers(tmp_path: Path, *sets: str) -> tuple[int, int]:
     positions."""
     settings = ScratchModel(max_position_embeddings=1024)
     make_model(settings, tmp_path / "model", seed=0)
-    wish = EvalWish(data=["task:sums-heldout"], sets=sets)
-    loaded, (one,) = sets_of_model(str(tmp_path / "model"), wish, environ={})
+    eval_options = EvalOptions(data=["task:sums-heldout"], sets=sets)
+    loaded, (one,) = sets_of_model(str(tmp_path / "model"), eval_options, environ={})
     facts = parse_facts(scratch.config_of(settings))
     recipe = within_positions(one, loaded, facts).recipe
     plan = plan_engines(recipe, read_machine("cpu"), facts)
-    with_room(plan, [replace(one, recipe=recipe)], facts)
+    sized_for(plan, [replace(one, recipe=recipe)], facts)
     return recipe.data.max_prompt_tokens, recipe.eval.max_response_tokens or 0
 
 

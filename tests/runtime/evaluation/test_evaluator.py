@@ -148,7 +148,7 @@ def _beside(told: list[str], *, fails_at: int | None = None) -> ConcurrentEvalua
         told.append(f"done {step}")
 
     devices = Devices(
-        taking_turns=False,
+        shares_memory=False,
         trainer=Recorder("trainer", told),
         engines=Recorder("engines", told),
         fleet=EVALUATION,

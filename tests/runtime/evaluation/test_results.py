@@ -20,16 +20,16 @@ from milescli.data.tokenizer import load_tokenizer
 from milescli.recipe.schema import Recipe
 from milescli.runtime.evaluation.results import (
     SetResult,
-    comparisons,
-    kept_result,
+    compare_results,
+    find_result,
     read_result,
-    results_of,
+    read_results,
     rows_of,
     settings_of,
     sha256_of_prompts,
     write_result,
 )
-from milescli.runtime.evaluation.sets import EvalWish, load_set, sets_of
+from milescli.runtime.evaluation.sets import EvalOptions, load_set, sets_of
 from tests.runtime.evaluation.results import make_result
 from tests.samples import make_sample, make_trajectory
 
@@ -59,7 +59,7 @@ def test_results_of_a_set_come_by_step_and_others_are_left_out(tmp_path: Path) -
     for step in (20, 3):
         write_result(make_result(step=step), rows_of(_groups()), folder=tmp_path)
     (tmp_path / "eval" / "few" / "step_4.json").write_text("{}")
-    assert [one.step for one in results_of(tmp_path / "eval", "few")] == [3, 20]
+    assert [one.step for one in read_results(tmp_path / "eval", "few")] == [3, 20]
     with pytest.raises(DataError, match=r"step_4\.json is not a result"):
         read_result(tmp_path / "eval" / "few" / "step_4.json")
 
@@ -97,7 +97,7 @@ def test_each_set_is_compared_with_its_like_and_other_settings_are_told() -> Non
         make_result(set=name, model="b", rewards=[0.0] * 9, settings=settings)
         for name in ("y", "x")
     ]
-    told = comparisons(ours, theirs)
+    told = compare_results(ours, theirs)
     assert [(one.set, one.a, one.b) for one in told] == [("x", "a", "b"), ("y", "a", "b")]
     assert told[0].sentence.startswith("a scores higher than b")
     assert told[0].other_settings == ["eval.temperature"]
@@ -106,7 +106,7 @@ def test_each_set_is_compared_with_its_like_and_other_settings_are_told() -> Non
 def test_the_newest_result_is_taken_or_that_of_a_step(tmp_path: Path) -> None:
     for step in (3, 20):
         write_result(make_result(step=step), [], folder=tmp_path)
-    found = [kept_result(tmp_path, "few", step=step) for step in (None, 3, 4)]
+    found = [find_result(tmp_path, "few", step=step) for step in (None, 3, 4)]
     assert [one and one.step for one in found] == [20, 3, None]
 
 
@@ -114,7 +114,7 @@ def _asked(folder: Path, against: SetResult) -> Any:
     make_scratch_tokenizer(["few words"], 300, folder / "model")
     inputs: Any = SimpleNamespace(tokenizer=load_tokenizer(folder / "model"), prompts=None)
     (folder / "few.jsonl").write_text(json.dumps({"prompt": "1?", "label": "1"}))
-    (one,) = sets_of(Recipe(), EvalWish(data=[f"{folder / 'few.jsonl'}"], against=[against]))
+    (one,) = sets_of(Recipe(), EvalOptions(data=[f"{folder / 'few.jsonl'}"], against=[against]))
     return load_set(one, RunDir(folder), inputs, output=Output(stderr=io.StringIO()))
 
 

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from milescli.rollout.base import GenerateRequest
-from milescli.runtime.evaluation.serve import sampled_as, serve_settings
+from milescli.runtime.evaluation.serve import serve_settings, with_request_sampling
 
 USUAL = GenerateRequest(prompt_ids=(), max_new_tokens=7, temperature=0.5, stop=["."])
 
 
 def test_a_request_decides_how_it_is_sampled() -> None:
-    assert sampled_as(USUAL, {}) == USUAL
-    sampled = sampled_as(USUAL, {"temperature": 0, "top_p": 0.9, "top_k": 3, "seed": 1})
+    assert with_request_sampling(USUAL, {}) == USUAL
+    sampled = with_request_sampling(USUAL, {"temperature": 0, "top_p": 0.9, "top_k": 3, "seed": 1})
     assert (sampled.temperature, sampled.top_p, sampled.top_k) == (0, 0.9, 3)
     assert (sampled.max_new_tokens, sampled.stop) == (7, ["."])
-    assert sampled_as(USUAL, {"presence_penalty": 0.0, "repetition_penalty": 1}) == USUAL
+    assert with_request_sampling(USUAL, {"presence_penalty": 0.0, "repetition_penalty": 1}) == USUAL
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_request_decides_how_it_is_sampled() -> None:
 )
 def test_what_cannot_be_sampled_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"`{name}`"):
-        sampled_as(USUAL, {name: value})
+        with_request_sampling(USUAL, {name: value})
 
 
 def test_stop_strings_of_the_recipe_stay() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from milescli.agents.environment import try_there
+from milescli.agents.environment import try_on_node
 from milescli.backends.ray.everywhere import NodeAnswer
 from milescli.backends.ray.nodes import ClusterNode
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
@@ -45,10 +45,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     asked = list[Sequence[str]]()
 
     def ask(_: str, target: str, kwargs: dict[str, Any], *, timeout_s: float, only: list[str]):
-        assert target.rpartition(":")[2] == try_there.__name__ and timeout_s < 600
+        assert target.rpartition(":")[2] == try_on_node.__name__ and timeout_s < 600
         asked.append(only)
         try:
-            try_there(**kwargs)
+            try_on_node(**kwargs)
         except MilesError as error:
             return [NodeAnswer(node=OTHER, error=error)]
         return [NodeAnswer(node=OTHER)]

@@ -10,7 +10,7 @@ import pytest
 from milescli.checkpoint.run_dir import RunDir
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs.model_facts import facts_of_recipe
-from milescli.runtime.inputs.run_inputs import prepare
+from milescli.runtime.inputs.run_inputs import prepare_inputs
 from tests.backends.hub.conftest import parquet_of
 from tests.loopback_hub import COMMIT, client_of, loopback_hub
 
@@ -24,7 +24,7 @@ def test_a_run_takes_model_and_data_from_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = {"num_layers": 1, "hidden_size": 32, "ffn_hidden_size": 32}
-    made = prepare(
+    made = prepare_inputs(
         Recipe.model_validate(
             {
                 "data": {"prompts": "task:sums"},
@@ -49,7 +49,7 @@ def test_a_run_takes_model_and_data_from_the_hub(
         }
         assert facts_of_recipe(recipe.model).num_layers == 1
         assert hub.fetched == ["config.json"]
-        fetched = prepare(recipe, RunDir(path=tmp_path / "run"))
+        fetched = prepare_inputs(recipe, RunDir(path=tmp_path / "run"))
     assert fetched.facts == made.facts
     assert [prompt.text for prompt in fetched.prompts.prompts] == ["1+0?", "0+1?", "2-1?"]
     assert [prompt.text for prompt in fetched.heldout] == ["1*1?"]

@@ -79,8 +79,8 @@ def test_what_was_computed_before_a_stop_is_not_asked_again(
     asyncio.run(stopped())
     cache = made(tmp_path)
     assert len(cache.missing(rows)) == 2
-    assert cache.known(rows[0]) != rows[0], "what was said of the first row is known"
-    assert cache.known(rows[2]) == rows[2]
+    assert cache.with_numbers(rows[0]) != rows[0], "what was said of the first row is known"
+    assert cache.with_numbers(rows[2]) == rows[2]
 
 
 def test_a_teacher_with_other_files_is_asked_anew(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError
 from milescli.recipe.load import load
-from milescli.runtime.inputs.look import look
+from milescli.runtime.inputs.input_check_process import check_inputs
 from milescli.runtime.inputs.model_facts import planned_facts
-from milescli.runtime.inputs.run_inputs import RunInputs, prepare
+from milescli.runtime.inputs.run_inputs import RunInputs, prepare_inputs
 
 TINY = """\
 model:
@@ -40,7 +40,7 @@ def _prepare(folder: Path, *, reward: str, prompts: list[str], heldout: list[str
         f"rollout.reward={reward}",
     ]
     loaded = load("my.yaml", sets=sets, environ={}, cwd=folder, home=folder)
-    prepare(loaded.recipe, RunDir(path=folder / "run"))
+    prepare_inputs(loaded.recipe, RunDir(path=folder / "run"))
 
 
 @pytest.mark.parametrize("reward", ["math", "gsm8k"])
@@ -75,7 +75,7 @@ def _mixed(folder: Path, output: Output | None = None, **files: str) -> RunInput
     (folder / "my.yaml").write_text(TINY + MIX.format(folder=folder))
     sets = [f"data.eval={folder}/test.jsonl"]
     loaded = load("my.yaml", sets=sets, environ={}, cwd=folder, home=folder)
-    return prepare(loaded.recipe, RunDir(path=folder / "run"), output=output)
+    return prepare_inputs(loaded.recipe, RunDir(path=folder / "run"), output=output)
 
 
 def test_each_source_of_a_mix_is_checked_by_its_own_reward(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_held_out_prompt_that_rows_teach_is_refused(tmp_path: Path, row: dict)
     ]
     loaded = load("my.yaml", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
     with pytest.raises(DataError, match=r"1 held-out prompts .* usable row 2 of"):
-        prepare(loaded.recipe, RunDir(path=tmp_path / "run"))
+        prepare_inputs(loaded.recipe, RunDir(path=tmp_path / "run"))
 
 
 @pytest.mark.parametrize(("family", "is_shown"), [("qwen2_5_vl", True), ("qwen3", False)])
@@ -147,5 +147,5 @@ def test_rows_with_images_of_tools_are_taken_in_before_there_is_a_tokenizer(
     )
     sets = [f"data.train={tmp_path}/rows.jsonl"]
     recipe = load("my.yaml", sets=sets, environ={}, cwd=tmp_path, home=tmp_path).recipe
-    (rows,) = [each for each in look(recipe, planned_facts(recipe)) if each.name == "rows"]
+    (rows,) = [each for each in check_inputs(recipe, planned_facts(recipe)) if each.name == "rows"]
     assert (rows.refusal is None) is is_shown, rows.refusal

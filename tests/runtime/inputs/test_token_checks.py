@@ -14,12 +14,12 @@ from milescli.core.types import Prompt
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.models import parse_facts
-from milescli.runtime.inputs.checks import INPUTS, outcomes
+from milescli.runtime.inputs.checks import INPUTS, run_checks
 from milescli.runtime.inputs.token_checks import (
-    foreign_markers,
-    special_texts,
-    unembedded,
-    unknown_ends,
+    check_embedding,
+    check_end_tokens,
+    check_markers,
+    check_special_tokens,
 )
 from tests.families.cases import ALL
 
@@ -39,7 +39,7 @@ def _told(tokenizer: ChatTokenizer, *, ends: Sequence[int] = (), texts: Sequence
     ]
     part = SimpleNamespace(first=lambda count: prompts[:count], files=())
     subject: Any = SimpleNamespace(tokenizer=tokenizer, own_stop_ids=ends, trained=[(part, None)])
-    checks = (unembedded, unknown_ends, foreign_markers, special_texts)
+    checks = (check_embedding, check_end_tokens, check_markers, check_special_tokens)
     return [said for check in checks for said in check(subject)]
 
 
@@ -89,5 +89,5 @@ def test_images_that_no_engine_shows_are_refused_before_one_starts(
             prompts=[(part, None)],
             missing={},
         )
-        (outcome,) = outcomes([check], subject)
+        (outcome,) = run_checks([check], subject)
         assert (outcome.refusal is not None) is refused

@@ -13,9 +13,9 @@ from pathlib import Path
 from milescli.checkpoint.journal import whole_records
 from milescli.core.types import Group, StopReason, VersionSpan, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
-from milescli.rollout.collect.ahead import open_collector
 from milescli.rollout.collect.collector import sampling_seed
-from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
+from milescli.rollout.collect.prefetching import open_collector
+from milescli.runtime.recording.sample_journal import Identity, OldestCheckpoint, SampleJournal
 from milescli.runtime.saving import version_of
 from tests.rollout.engines import ScriptedEngine, make_episodes, make_recipe, make_source
 
@@ -99,7 +99,9 @@ class Rig:
             identity=self.identity,
             bound_bytes=self.bound_bytes,
             max_staleness=self.rollout.get("max_staleness", 0),
-            oldest_kept=lambda: Kept(step=self.saved[0].step, position=self.saved[0].position),
+            oldest_kept=lambda: OldestCheckpoint(
+                step=self.saved[0].step, position=self.saved[0].position
+            ),
             warn=self.warned.append,
         )
 
@@ -165,7 +167,7 @@ class Rig:
                     journal.checkpoint()
                 version = WeightVersion(version + 1)
                 engine.weights, engine.version, done.weights[version] = weights, version, weights
-                collector.published(version)
+                collector.on_published(version)
         finally:
             await collector.stop()
 

@@ -25,10 +25,10 @@ from milescli.core.events import (
 )
 from milescli.recipe.alerts import told_of
 from milescli.recipe.machine import RunSettings
-from milescli.runtime.inputs.checks_at_once import require_alerts
+from milescli.runtime.inputs.quick_checks import require_alerts
 from milescli.runtime.recording import alerting as room
 from milescli.runtime.recording.alerting import (
-    Silence,
+    SilenceMeter,
     alert_of_death,
     alerting,
 )
@@ -187,7 +187,7 @@ def test_one_that_hangs_holds_up_no_event_and_is_waited_for_within_a_bound(
     held = threading.Event()
     monkeypatch.setattr(room.alerts, "run_command", lambda *_, **__: held.wait(300))
     monkeypatch.setattr(room, "END_S", 0.2)
-    monkeypatch.setattr(room, "_UNSAID_S", 0.1)
+    monkeypatch.setattr(room, "_UNREPORTED_WAIT_S", 0.1)
     rig = rig_in(tmp_path)
     seen = list[Event]()
     rig.bus.listeners.append(seen.append)
@@ -227,14 +227,14 @@ def test_a_silence_is_measured_by_the_usual_step_and_evaluation() -> None:
     now = [0.0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room.time, "monotonic", lambda: now[0])
-        silence = Silence()
+        silence = SilenceMeter()
         now[0] = 9000.0
-        assert silence.news() is None, "nothing is usual yet"
-        silence.heard(step_done(1, 9, step_s=30.0))
+        assert silence.take_silence() is None, "nothing is usual yet"
+        silence.record(step_done(1, 9, step_s=30.0))
         now[0] += 299.0
-        assert silence.news() is None
+        assert silence.take_silence() is None
         now[0] += 2.0
-        assert silence.news() == 301.0 and silence.news() is None
+        assert silence.take_silence() == 301.0 and silence.take_silence() is None
         done = EvalDone(
             step=1,
             accuracy=0.5,
@@ -244,12 +244,12 @@ def test_a_silence_is_measured_by_the_usual_step_and_evaluation() -> None:
             seconds=100.0,
             path="",
         )
-        silence.heard(done)
-        silence.heard(PhaseStarted(phase="eval"))
+        silence.record(done)
+        silence.record(PhaseStarted(phase="eval"))
         now[0] += 999.0
-        assert silence.news() is None
+        assert silence.take_silence() is None
         now[0] += 2.0
-        assert silence.news() == 1001.0
+        assert silence.take_silence() == 1001.0
 
 
 @pytest.mark.parametrize(

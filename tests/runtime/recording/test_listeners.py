@@ -10,14 +10,14 @@ import pytest
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.events import Event, EventBus, Notice, RunEnded, VerdictGiven
-from milescli.runtime.recording.listeners import EventLog, Judge
+from milescli.runtime.recording.listeners import EventLog, VerdictEmitter
 from tests.insight.planted import Planted, line
 
 
 def listened(run: RunDir, planted: Planted) -> Iterator[Event]:
     """All that is told of a run whose events are these; the verdict at its end included."""
     bus, told = EventBus(), list[Event]()
-    judge = Judge(run, bus)
+    judge = VerdictEmitter(run, bus)
     bus.listeners += [EventLog(run.events_file), judge, told.append]
     for _, event in planted.events():
         if isinstance(event, RunEnded):

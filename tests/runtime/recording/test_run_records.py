@@ -77,11 +77,11 @@ def test_a_recipe_edited_under_an_older_version_is_refused_too(tmp_path: Path) -
 
 def test_other_packages_another_machine_and_another_layout_are_told(tmp_path: Path) -> None:
     run = _begun(tmp_path)
-    before = run_records.surroundings(read_machine("8xH200"))
+    before = run_records.run_conditions(read_machine("8xH200"))
     assert run_records.changes_since(before, before, plan=PLAN, run=run) == []
     now = before | {
         "packages": {**before["packages"], "torch": "0.0"},  # type: ignore[dict-item]
-        "machine": run_records.described(read_machine("2x8xH200")),
+        "machine": run_records.describe_machine(read_machine("2x8xH200")),
     }
     wide = replace(PLAN, trainer=replace(PLAN.trainer, dp=2 * PLAN.trainer.dp))
     lines = run_records.changes_since(before, now, plan=wide, run=run)
@@ -92,7 +92,7 @@ def test_other_packages_another_machine_and_another_layout_are_told(tmp_path: Pa
 
 def test_a_record_that_cannot_be_read_is_no_reason_to_stop(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    now = run_records.surroundings(read_machine("8xH200"))
+    now = run_records.run_conditions(read_machine("8xH200"))
     assert run_records.changes_since(run_records.read_record(run), now, plan=PLAN, run=run) == []
 
 

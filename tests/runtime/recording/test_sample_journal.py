@@ -212,10 +212,10 @@ def test_beyond_the_bound_none_are_kept_until_the_next_checkpoint(
     rig.saved = [Saved(1, "", position=10)]
     journal = rig.journal()
     for position in range(10):
-        journal.keep_group(position, rewarded([0.0, 1.0]))
+        journal.record_group(position, rewarded([0.0, 1.0]))
     if is_saved:
         journal.checkpoint()
-    journal.keep_group(10, rewarded([0.0, 1.0]))
+    journal.record_group(10, rewarded([0.0, 1.0]))
     journal.close(WRITTEN_S)
     assert len(rig.warned) == 1 and "fault.journal_gib" in rig.warned[0]
     held = set(rig.held())

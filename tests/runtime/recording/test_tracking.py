@@ -19,7 +19,7 @@ from milescli.platform.ports import free_ports
 from milescli.recipe.machine import RunSettings
 from milescli.recipe.schema import Recipe
 from milescli.runtime.recording import tracking
-from milescli.runtime.recording.tracking import require_tracking, tracked, tracked_run
+from milescli.runtime.recording.tracking import require_tracking, tracked_run, tracking_run
 from milescli.runtime.spec import RunSpec
 from milescli.trackers.base import TrackedRun
 from tests.fake_run import step_done
@@ -101,7 +101,7 @@ def tell(spec: RunSpec, *events: Any) -> Said:
     """What the user sees of a run of these events."""
     said = Said()
     bus = EventBus([said.events.append])
-    with tracked(spec, bus=bus, output=cast(Output, said)):
+    with tracking_run(spec, bus=bus, output=cast(Output, said)):
         for event in events:
             bus.emit(event)
     return said
@@ -145,7 +145,7 @@ def test_what_goes_wrong_at_the_end_is_said_after_it_and_is_no_event(tmp_path: P
     spec = spec_of(tmp_path / "sums", "Dead")
     said = Said()
     bus = EventBus([said.events.append])
-    with tracked(spec, bus=bus, output=cast(Output, said)) as tracking:
+    with tracking_run(spec, bus=bus, output=cast(Output, said)) as tracking:
         bus.emit(step_done(1, 9, reward=0.5))
         [tracker] = tracking.trackers
         until(lambda: tracker.num_lost)
@@ -175,7 +175,7 @@ def test_prometheus_sees_the_run_and_its_memory_while_it_goes_on(tmp_path: Path)
     (attempt / "memory.jsonl").write_text(line)
     said = Said()
     bus = EventBus([said.events.append])
-    with tracked(spec, bus=bus, output=cast(Output, said)):
+    with tracking_run(spec, bus=bus, output=cast(Output, said)):
         bus.emit(step_done(3, 4, reward=0.5))
         url = said.notices()[0].removeprefix("metrics are served at ")
         with urllib.request.urlopen(url, timeout=120) as reply:

@@ -70,10 +70,10 @@ def test_each_is_told_what_it_is_for_and_the_others_nothing(
     )
 
     async def run() -> None:
-        await hooks.tell("before_step", step=1, groups=["a"])
-        await hooks.tell("after_step", step=1, report=None, groups=[])
-        await hooks.tell("tracker", event=done)
-        await hooks.tell("tracker", event=PhaseStarted(phase="train", detail=""))
+        await hooks.call("before_step", step=1, groups=["a"])
+        await hooks.call("after_step", step=1, report=None, groups=[])
+        await hooks.call("tracker", event=done)
+        await hooks.call("tracker", event=PhaseStarted(phase="train", detail=""))
 
     asyncio.run(run())
     first, (step, scalars) = map(json.loads, (tmp_path / "told").read_text().splitlines())
@@ -86,14 +86,14 @@ def test_each_is_told_what_it_is_for_and_the_others_nothing(
 )
 def test_what_one_raises_is_named_with_its_line(name: str, said: str) -> None:
     with pytest.raises(RecipeError, match=f"the before_step `{__name__}:{name}` failed") as refused:
-        asyncio.run(_hooks(before_step=name).tell("before_step", step=1, groups=[]))
+        asyncio.run(_hooks(before_step=name).call("before_step", step=1, groups=[]))
     assert said in refused.value.why
 
 
 def test_one_that_hangs_ends_at_its_bound() -> None:
     hooks = _hooks(0.1, before_step="hanging")
     with pytest.raises(RecipeError, match=f"the before_step `{__name__}:hanging` did not"):
-        asyncio.run(hooks.tell("before_step", step=1, groups=[]))
+        asyncio.run(hooks.call("before_step", step=1, groups=[]))
 
 
 @pytest.mark.parametrize(

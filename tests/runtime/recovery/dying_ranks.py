@@ -154,7 +154,7 @@ class Rig:
                 step=lambda: len(self.ranks.weights),
             ),
             silence_s=30.0,
-            room=self.room,
+            free_devices=self.room,
         )
 
     async def restart(self) -> Ranks:

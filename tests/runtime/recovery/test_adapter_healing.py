@@ -73,11 +73,11 @@ def test_what_one_lost_is_not_lost_by_another() -> None:
     for adapter in "aabb":
         kept.add(Call("step", adapter=adapter))
     kept.drop_before(3)  # too much: the first of `b` goes, too
-    assert not kept.reaches_checkpoints
+    assert not kept.has_since_checkpoints
     kept.set_saved(4, "a")
-    assert not kept.reaches_checkpoints, "of `b` a step is gone"
+    assert not kept.has_since_checkpoints, "of `b` a step is gone"
     kept.set_saved(4, "b")
-    assert kept.reaches_checkpoints and kept.since_checkpoints == []
+    assert kept.has_since_checkpoints and kept.since_checkpoints == []
     kept.add(Call("step", adapter="a"))
     assert [number for number, _ in kept.since_checkpoints] == [4]
 

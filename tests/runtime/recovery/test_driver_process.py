@@ -103,9 +103,13 @@ PROGRAM = textwrap.dedent(
 
     output = Output(Mode.JSON)
     unasked = kind in ("lost-alone", "joined")
-    mends = driver_process.MENDABLE if num_deaths and not unasked else driver_process.OTHER_NODES
+    restartable = num_deaths and not unasked
+    restart_on = driver_process.RESTARTABLE if restartable else driver_process.NODE_ERRORS
     of_run = driver_process.Parent(
-        output=output, again="miles launch again", resume=attempt, mends=mends
+        output=output,
+        start_command="miles launch again",
+        resume=attempt,
+        restart_on=restart_on,
     )
     try:
         code = of_run.drive(lambda: attempt(run))

@@ -177,10 +177,10 @@ def test_what_the_fleet_hears_and_what_the_probe_sees_is_one_death() -> None:
 
     async def work() -> None:
         rig.kill(0)
-        rig.keeper._hear(error)
+        rig.keeper._on_death(error)
         await rig.keeper.probe()
         await rig.settle()
-        rig.keeper._hear(error)
+        rig.keeper._on_death(error)
         await rig.settle()
 
     asyncio.run(work())
@@ -315,7 +315,7 @@ class Unanswering:
     """Looked at for so long, or until there is news."""
 
     def events(self, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-        monkeypatch.setattr(engine_keepers, "ASKED_AFTER_S", 0.01)
+        monkeypatch.setattr(engine_keepers, "HEALTH_CHECK_AFTER_S", 0.01)
         monkeypatch.setattr(engine_keepers.EngineWatch, "_work_s", lambda _: self.work_s)
         rig = Rig()
         rig.fleet.said_s = 0.0

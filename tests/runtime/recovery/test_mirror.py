@@ -76,7 +76,7 @@ class Rig:
             folder = self.checkpoints.begin(step)
             (folder / "tensors.bin").write_bytes(b"%d" % step * 1000)
             self.checkpoints.complete(step, manifest_of(step))
-            self.mirror.tell(step)
+            self.mirror.enqueue(step)
 
     def until_copied(self, step: int) -> None:
         def look() -> bool:
@@ -133,9 +133,9 @@ def test_an_outage_is_told_once_and_later_saves_are_copied(rig: Rig) -> None:
     rig.store.is_down = True
     rig.mirror.begin()
     rig.save(1)
-    until(lambda: rig.store.refused == 3 and not rig.mirror.is_behind)
+    until(lambda: rig.store.refused == 3 and not rig.mirror.has_pending)
     rig.save(2)
-    until(lambda: rig.store.refused == 6 and not rig.mirror.is_behind)
+    until(lambda: rig.store.refused == 6 and not rig.mirror.has_pending)
     rig.mirror.emit_news(rig.bus)
     [told] = rig.warnings
     assert "step 1 could not be copied: the store is away (a storm)" in told
@@ -151,7 +151,7 @@ def test_a_reference_that_could_not_be_copied_is_copied_later(rig: Rig) -> None:
     rig.store.is_down = rig.store.is_final = True
     rig.mirror.begin()
     rig.save(0, 1)
-    until(lambda: rig.store.refused and not rig.mirror.is_behind)
+    until(lambda: rig.store.refused and not rig.mirror.has_pending)
     rig.store.is_down = False
     rig.save(2)
     rig.until_copied(2)
@@ -162,7 +162,7 @@ def test_what_is_final_is_not_tried_again(rig: Rig) -> None:
     rig.store.is_down = rig.store.is_final = True
     rig.mirror.begin()
     rig.save(1)
-    until(lambda: rig.store.refused and not rig.mirror.is_behind)
+    until(lambda: rig.store.refused and not rig.mirror.has_pending)
     assert rig.store.refused == 1
     rig.finish()
     assert "lacks the newest checkpoint, which is in" in rig.warnings[-1]
@@ -195,13 +195,13 @@ def test_the_next_attempt_completes_what_was_cut_short(rig: Rig) -> None:
     assert rig.complete() == []
     rig.mirror = rig.new_mirror()
     rig.mirror.begin()
-    until(lambda: rig.complete() == [1] and not rig.mirror.is_behind)
+    until(lambda: rig.complete() == [1] and not rig.mirror.has_pending)
     record = rig.store.read("step_1/.miles-upload.json")
     rig.run.events_file.write_text('{"event": "RunEnded", "step": 1}\n')
     rig.mirror.close()
     rig.mirror = rig.new_mirror()  # a copy that is complete is not touched
     rig.mirror.begin()
-    until(lambda: not rig.mirror.is_behind)
+    until(lambda: not rig.mirror.has_pending)
     assert rig.store.read("step_1/.miles-upload.json") == record
 
 
@@ -290,7 +290,7 @@ def test_a_server_that_dies_during_a_copy_and_comes_back_has_all_later_ones(
         rig = Rig(tmp_path, store=store)
         rig.mirror.begin()
         rig.save(1)
-        until(lambda: not rig.mirror.is_behind)
+        until(lambda: not rig.mirror.has_pending)
         server.kill()
         rig.save(2)
 

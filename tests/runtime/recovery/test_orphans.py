@@ -18,7 +18,7 @@ from milescli.checkpoint.run_lock import lock, state_of
 from milescli.console.output import Mode, Output
 from milescli.core.errors import MilesError
 from milescli.core.run_processes import TOKEN_VARIABLE
-from milescli.runtime.recovery.orphans import NOTE, taken_over, write_note
+from milescli.runtime.recovery.orphans import NOTE, locked_without_orphans, write_note
 
 TOKEN = f"left-behind-{os.getpid()}"
 
@@ -71,16 +71,19 @@ def test_processes_and_scratch_files_are_gone_and_the_attempt_was_killed(
     [log_dir] = run.attempts()
     write_note(log_dir, token=TOKEN, scratch_dir=scratch)
     output = Output(Mode.QUIET)
-    with taken_over(run, output=output):
+    with locked_without_orphans(run, output=output):
         assert engine.poll() is not None
         assert not scratch.exists()
-        with pytest.raises(MilesError, match="is running"), taken_over(run, output=output):
+        with (
+            pytest.raises(MilesError, match="is running"),
+            locked_without_orphans(run, output=output),
+        ):
             pass
     assert json.loads(verdict_file(log_dir).read_text())["outcome"] == "killed"
     assert state_of(run) == "killed"
     said = capsys.readouterr().err
     assert "the driver of logs/attempt_1 was killed, and it has no watchdog" in said
-    with taken_over(run, output=output):
+    with locked_without_orphans(run, output=output):
         pass
     assert capsys.readouterr().err == ""
 
@@ -106,7 +109,7 @@ def test_the_watchdog_that_is_still_at_work_is_waited_for(
         assert driver.stdout is not None
         driver.stdout.readline()
         driver.kill()
-    with taken_over(run, output=Output(Mode.HUMAN)):
+    with locked_without_orphans(run, output=Output(Mode.HUMAN)):
         assert engine.poll() is not None and not scratch.exists()
     shown = " ".join(capsys.readouterr().err.split())
     assert (
@@ -121,7 +124,7 @@ def test_a_session_that_ended_in_order_is_not_spoken_of(
 ) -> None:
     [log_dir] = run.attempts()
     write_note(log_dir, token=TOKEN, scratch_dir=tmp_path / "gone")
-    with taken_over(run, output=Output(Mode.QUIET)):
+    with locked_without_orphans(run, output=Output(Mode.QUIET)):
         assert not verdict_file(log_dir).exists() and not (log_dir / NOTE).exists()
     assert capsys.readouterr().err == ""
 
@@ -143,7 +146,7 @@ def test_a_note_removes_nothing_else(run: RunDir, tmp_path: Path, scratch: Path,
     (log_dir / NOTE).write_text(notes[kind])
     link.symlink_to(mine)
     try:
-        with taken_over(run, output=Output(Mode.QUIET)):
+        with locked_without_orphans(run, output=Output(Mode.QUIET)):
             assert (mine / "file").exists() and scratch.exists() and link.is_symlink()
     finally:
         link.unlink()
@@ -155,6 +158,6 @@ def test_folders_of_killed_chats_go_and_those_of_others_stay(run: RunDir, tmp_pa
     for folder in (killed, evaluated, open_, elsewhere):
         (folder / "step_3").mkdir(parents=True)
     (run.path / ".chat-link").symlink_to(elsewhere)
-    with lock(RunDir(open_)), taken_over(run, output=Output(Mode.QUIET)):
+    with lock(RunDir(open_)), locked_without_orphans(run, output=Output(Mode.QUIET)):
         assert not killed.exists() and not evaluated.exists()
         assert (open_ / "step_3").is_dir() and (elsewhere / "step_3").is_dir()

@@ -20,7 +20,7 @@ from milescli.runtime.recovery import preemption
 from milescli.runtime.recovery.preemption import (
     ADDRESS_VARIABLE,
     GRACE_VARIABLE,
-    Pace,
+    PaceEstimate,
     Preemption,
     PreemptionWatch,
     of_signal,
@@ -134,7 +134,7 @@ def test_a_signal_means_the_grace_period_of_the_machine(told: str, seconds: floa
 
 
 def test_pace_is_unknown_until_a_step_and_a_save_were_done() -> None:
-    pace = Pace()
+    pace = PaceEstimate()
     assert pace.step_left_s == pace.save_s == math.inf
     pace(row_step_done(1))
     pace(step_done(2, 9, reward=0.0))
@@ -164,7 +164,7 @@ def _signalled(on_notice, *numbers: signal.Signals) -> list[str]:
             is_new = number != signal.SIGUSR1 or "notice" not in asked
             await until_async(lambda seen=seen, is_new=is_new: len(asked) > seen or not is_new)
 
-    signals = StopSignals(on_stop=stop, again=lambda: "miles resume it", on_notice=notice)
+    signals = StopSignals(on_stop=stop, resume_command=lambda: "miles resume it", on_notice=notice)
     asyncio.run(run_watched(work(), [], signals))
     return asked
 

@@ -9,7 +9,7 @@ import pytest
 from milescli.core.errors import MachineError, MilesError, WorkerKilled
 from milescli.core.events import EventBus, WorkerLost, WorkerReplaced
 from milescli.recipe.machine import Fault
-from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
+from milescli.runtime.recovery.restarts import Repairs, Restarts, retry_start
 
 
 def _start(*errors: MilesError, max_restarts: int = 10) -> list[object]:
@@ -24,7 +24,7 @@ def _start(*errors: MilesError, max_restarts: int = 10) -> list[object]:
         return "there"
 
     try:
-        events.append(asyncio.run(until_started("engine 0", start, repairs=repairs)))
+        events.append(asyncio.run(retry_start("engine 0", start, repairs=repairs)))
     except MilesError as error:
         events.append(error)
     return events

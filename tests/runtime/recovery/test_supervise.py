@@ -22,7 +22,9 @@ from tests.waiting import settled, until, until_async
 def _run(work, probes=(), on_stop=lambda: False) -> None:
     asyncio.run(
         run_watched(
-            work, list(probes), StopSignals(on_stop=on_stop, again=lambda: "miles resume it")
+            work,
+            list(probes),
+            StopSignals(on_stop=on_stop, resume_command=lambda: "miles resume it"),
         )
     )
 

@@ -23,6 +23,6 @@ class Trainer:
 def test_no_more_adapters_are_trained_than_main_memory_holds(available: int, most: int) -> None:
     nothing: Any = None
     trainer: Any = Trainer()
-    clients = Clients(served=nothing, trainer=trainer, samplers=nothing, states=nothing)
-    assert asyncio.run(clients.fit_into(available)) == 80
+    clients = Clients(service_model=nothing, trainer=trainer, samplers=nothing, states=nothing)
+    assert asyncio.run(clients.limit_adapters(available)) == 80
     assert clients.max_adapters == most

@@ -10,14 +10,14 @@ import pytest
 
 from milescli.core.errors import MachineError, NotFiniteError
 from milescli.runtime.service import futures
-from milescli.runtime.service.futures import Answer, Futures, Result, TooMany, Unknown
+from milescli.runtime.service.futures import Futures, JsonResult, Result, TooMany, Unknown
 from milescli.runtime.service.wire import ClientError
 
 
 def _answers(log: list[int]) -> Callable[[], Awaitable[Result]]:
     async def work() -> Result:
         log.append(1)
-        return Answer({"n": len(log)})
+        return JsonResult({"n": len(log)})
 
     return work
 
@@ -45,7 +45,7 @@ def test_a_result_that_is_not_there_yet_is_none() -> None:
 
         async def work() -> Result:
             await gate.wait()
-            return Answer({})
+            return JsonResult({})
 
         all_of.begin("m:1", "alice", work)
         assert await all_of.result("m:1", "alice", within_s=0.0) is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from milescli.runtime.service.wire import (
     PassResult,
-    Sampled,
+    SampledSequence,
     SampleResult,
     pass_from_json,
     pass_from_proto,
@@ -172,8 +172,8 @@ def test_results_are_read_as_they_were_made(logprobs: list[list[float]], loss: f
 
 def test_samples_are_read_as_they_were_made() -> None:
     made = [
-        Sampled(tokens=[5, 300000], logprobs=[-0.5, -1.0], is_cut=True),
-        Sampled(tokens=[], logprobs=[], is_cut=False),
+        SampledSequence(tokens=[5, 300000], logprobs=[-0.5, -1.0], is_cut=True),
+        SampledSequence(tokens=[], logprobs=[], is_cut=False),
     ]
     result = SampleResult(sequences=made, prompt_logprobs=[math.nan, -2.0])
     read = MESSAGES["Samples"].FromString(result.to_proto())

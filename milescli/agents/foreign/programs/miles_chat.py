@@ -1,6 +1,7 @@
-"""A harness of verifiers that chats within the process that plays: no program is started for an
-episode. It asks the model, calls the task's tools, and ends where the model calls none. Found by
-verifiers as the harness `miles_chat`, as it stands beside `miles_verifiers.py`."""
+"""Implements a harness of verifiers that chats within the process that plays: no program is started
+for an episode. It requests replies of the model, calls the task's tools, and ends when the model
+calls none. verifiers finds it as the harness `miles_chat`, because it is next to
+`miles_verifiers.py`."""
 
 import json
 from contextlib import AsyncExitStack

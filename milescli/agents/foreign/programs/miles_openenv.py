@@ -22,7 +22,7 @@ TAIL_BYTES = 1000
 LAST_WORDS_S = 1.0
 MESSAGE_TIMEOUT_S = 3600.0
 """Timeout of one message; the caller has its own bound."""
-TOLD_APART = ("done", "reward", "metadata")
+SEPARATE_FIELDS = ("done", "reward", "metadata")
 """Fields that are returned separately and do not belong to the observation text."""
 TYPES_OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")
 """Titles of actions that call tools; they have no field for plain text."""
@@ -121,7 +121,7 @@ class Sessions:
         return {self._action: text.strip()}
 
     def _step_of(self, result):
-        observation = {k: v for k, v in result.observation.items() if k not in TOLD_APART}
+        observation = {k: v for k, v in result.observation.items() if k not in SEPARATE_FIELDS}
         if self._observation is not None:
             observation = observation[self._observation]
         elif len(observation) == 1:

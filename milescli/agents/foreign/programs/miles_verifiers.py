@@ -32,7 +32,7 @@ KEY_VARIABLE = "MILES_SESSION_API_KEY_{}"
 """verifiers reads keys from variables, and hides those with API_KEY in their name from programs."""
 
 
-class Playing:
+class EpisodeRunner:
     """One environment, and the episodes that are played in it."""
 
     def __init__(self):
@@ -159,4 +159,4 @@ def _outcome(episode, base_url):
 
 
 if __name__ == "__main__":
-    miles_serving.serve(Playing())
+    miles_serving.serve(EpisodeRunner())

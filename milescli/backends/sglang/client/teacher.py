@@ -39,7 +39,7 @@ class SglangTeacher:
         self._topk = 0 if settings.kl == "sampled" else settings.top_k
         self._free = asyncio.Semaphore(settings.server.concurrency)
         self._server = Endpoint(
-            asker="the teacher",
+            caller="the teacher",
             section=SECTION,
             error=EndpointError,
             url=self.url,
@@ -133,7 +133,7 @@ class SglangTeacher:
 
 
 class ServedTeachers:
-    """Implements milescli.rollout.episode.episode.Teaching. Belongs to one event loop."""
+    """Implements milescli.rollout.episode.episode.TeacherClient. Belongs to one event loop."""
 
     def __init__(self, recipe: Recipe, tokenizer: ChatTokenizer | None = None) -> None:
         """Connect to all teachers of the recipe. `tokenizer`: of the policy, for hints."""
@@ -155,7 +155,9 @@ class ServedTeachers:
         """Return the address and model of each teacher. Raises EndpointError."""
         return [f"{teacher.url} {await teacher.model()}" for teacher in self.teachers]
 
-    async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    async def with_predictions(
+        self, prompt: Prompt, trajectories: Sequence[Trajectory]
+    ) -> list[Trajectory]:
         number = self._by_source.get(prompt.source, 0)
         teacher, hint = self.teachers[number], self._hints[number]
         if hint is not None:

@@ -1,10 +1,9 @@
-"""Splits asserts into questions, which run beside the response's code, and comparisons of the
-values, which run where that code is absent. Pure; used by the reward `code`.
+"""Splits asserts into questions, which are evaluated together with the response's code, and
+comparisons of the values, which run without that code. Pure; used by the reward `code`.
 
-`assert abs(area(2) - 12.57) < 0.01` becomes the question `area(2)`, evaluated beside the response's
+`assert abs(area(2) - 12.57) < 0.01` becomes the question `area(2)`, evaluated with the response's
 code, and `abs(_v0 - 12.57) < 0.01`, judged in another sandbox. What a test sets up from plain
-values is sent to the code only if a question needs it.
-"""
+values is sent to the code only if a question needs it."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_OURS = frozenset({"solution", "main"})
-"""Modules that stand for the response."""
-_NOT_THERE = frozenset({"pytest", "unittest"})
+_RESPONSE_MODULES = frozenset({"solution", "main"})
+"""Module names by which tests import the response."""
+_MISSING_MODULES = frozenset({"pytest", "unittest"})
 _CHAINS = (ast.Call, ast.Attribute, ast.Subscript)
 _SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 Step = dict[str, Any]
@@ -27,51 +26,51 @@ class Ungradable(ValueError):
 
 
 @dataclass(slots=True)
-class Parted:
-    """Steps for the harness."""
+class SplitAsserts:
+    """Holds the steps for the harness."""
 
-    asked: list[Step] = field(default_factory=list)
+    response_steps: list[Step] = field(default_factory=list)
     """Steps that run together with the code of the response."""
-    judged: list[Step] = field(default_factory=list)
-    """Steps that run apart from the response. In a `judge` step, `values` maps a name to the step
-    of `asked` that gives its value."""
+    judge_steps: list[Step] = field(default_factory=list)
+    """Steps that run without the response. In a `judge` step, `values` maps a name to the step of
+    `response_steps` that gives its value."""
 
     @property
     def num_asserts(self) -> int:
         """Return the number of asserts of all tests."""
-        return sum("judge" in step for step in self.judged)
+        return sum("judge" in step for step in self.judge_steps)
 
 
-def part(tests: Sequence[str]) -> Parted:
+def split_asserts(tests: Sequence[str]) -> SplitAsserts:
     """Split all tests of a label. Raises Ungradable."""
-    parting = _Parting()
+    splitter = _Splitter()
     for number, text in enumerate(tests):
         try:
             body = ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise Ungradable(f"assert {number + 1} is not valid Python: {error}") from None
-        for statement in _flat(body):
-            parting.add(statement)
-    if not parting.made.num_asserts:
+        for statement in _inline_tests(body):
+            splitter.add(statement)
+    if not splitter.steps.num_asserts:
         raise Ungradable("it asserts nothing")
-    return parting.made
+    return splitter.steps
 
 
-def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+def _inline_tests(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements, with test functions replaced by their bodies."""
     for statement in body:
         is_test = isinstance(statement, ast.FunctionDef) and statement.name.startswith("test")
         if is_test and not statement.args.args and not statement.decorator_list:
-            yield from _flat(statement.body)
+            yield from _inline_tests(statement.body)
         else:
             yield statement
 
 
 @dataclass(slots=True)
-class _Parting:
-    """State while the statements of a label are split."""
+class _Splitter:
+    """Splits the statements of a label one after the other."""
 
-    made: Parted = field(default_factory=Parted)
+    steps: SplitAsserts = field(default_factory=SplitAsserts)
     known: set[str] = field(default_factory=lambda: set(dir(builtins)))
     """Names that have the same value in both places."""
     bound: set[str] = field(default_factory=set)
@@ -92,82 +91,90 @@ class _Parting:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             self._import(statement)
             return
-        text, reads, writes = ast.unparse(statement), loaded(statement), stored(statement)
+        text, reads, writes = (
+            ast.unparse(statement),
+            names_read(statement),
+            names_assigned(statement),
+        )
         self.bound |= writes
         if reads <= self.known | writes:
             self.own.append((frozenset(reads | writes), text))
-            self.made.judged.append({"do": text})
+            self.steps.judge_steps.append({"do": text})
             self.known |= writes
         else:
             self._send(reads | writes)
             self.known -= writes
-            self.made.asked.append({"do": text})
+            self.steps.response_steps.append({"do": text})
 
     def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
         names = [alias.name for alias in statement.names]
         module = statement.module or "" if isinstance(statement, ast.ImportFrom) else names[0]
-        if module.split(".")[0] in _OURS:
+        if module.split(".")[0] in _RESPONSE_MODULES:
             return
-        if module.split(".")[0] in _NOT_THERE:
+        if module.split(".")[0] in _MISSING_MODULES:
             raise Ungradable(f"it imports {module}, which is not in the sandbox")
         writes = {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
         step = {"do": ast.unparse(statement)}
-        self.made.asked.append(step)
-        self.made.judged.append(step)
+        self.steps.response_steps.append(step)
+        self.steps.judge_steps.append(step)
         self.known |= writes
         self.bound |= writes
 
     def _send(self, names: set[str]) -> None:
-        """Send the tests' own values that a question needs; from then on the response may change
+        """Send the tests' own values that a question needs. From then on the response may change
         them."""
         needed, size = names - set(dir(builtins)), -1
         while len(needed) != size:
             size = len(needed)
             for mentioned, _ in self.own:
                 needed |= mentioned - set(dir(builtins)) if mentioned & needed else set()
-        self.made.asked += [{"do": text} for mentioned, text in self.own if mentioned & needed]
+        self.steps.response_steps += [
+            {"do": text} for mentioned, text in self.own if mentioned & needed
+        ]
         for mentioned, text in self.own:
-            self.known -= stored(ast.parse(text)) if mentioned & needed else set()
+            self.known -= names_assigned(ast.parse(text)) if mentioned & needed else set()
         self.own = [one for one in self.own if not one[0] & needed]
 
     def _assert(self, test: ast.expr) -> None:
         values: dict[str, int] = {}
         try:
-            judged = self._parted(test, values, within=frozenset())
-        except _Bare:
+            judged = self._split(test, values, within=frozenset())
+        except _UncalledFunction:
             judged = self._question(test, values)
-        self.made.judged.append({"judge": ast.unparse(judged), "values": values})
+        self.steps.judge_steps.append({"judge": ast.unparse(judged), "values": values})
 
-    def _parted(
+    def _split(
         self, node: ast.AST, values: dict[str, int], *, within: frozenset[str]
     ) -> ast.expr | Any:
         """Return `node` with its questions replaced by names. `within`: names that enclosing
         comprehensions bind."""
-        if not isinstance(node, ast.AST) or loaded(node) <= self.known | within:
+        if not isinstance(node, ast.AST) or names_read(node) <= self.known | within:
             return node
         if isinstance(node, _SCOPES):
-            within |= stored(node) | {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
+            within |= names_assigned(node) | {
+                one.arg for one in ast.walk(node) if isinstance(one, ast.arg)
+            }
         operands = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         if self._is_foreign(node) or (operands and all(map(self._is_foreign, operands))):
             if isinstance(node, ast.Name) and node.id not in self.bound:
-                raise _Bare  # a function or class of the response as such
-            if inner := loaded(node) & within - self.bound:
+                raise _UncalledFunction  # a function or class of the response as such
+            if inner := names_read(node) & within - self.bound:
                 raise Ungradable(
                     f"`{ast.unparse(node)}` is called inside of a loop, over {', '.join(inner)}"
                 )
             return self._question(node, values)
-        count = len(self.made.asked), dict(values)
+        count = len(self.steps.response_steps), dict(values)
         try:
             for name, child in ast.iter_fields(node):
                 if isinstance(child, list):
-                    parted = [self._parted(one, values, within=within) for one in child]
+                    parted = [self._split(one, values, within=within) for one in child]
                     setattr(node, name, parted)
                 else:
-                    setattr(node, name, self._parted(child, values, within=within))
-        except _Bare:
-            if not isinstance(node, ast.Call) or loaded(node) & within:
+                    setattr(node, name, self._split(child, values, within=within))
+        except _UncalledFunction:
+            if not isinstance(node, ast.Call) or names_read(node) & within:
                 raise
-            del self.made.asked[count[0] :]
+            del self.steps.response_steps[count[0] :]
             values.clear()
             values.update(count[1])
             return self._question(node, values)
@@ -180,19 +187,19 @@ class _Parting:
         return isinstance(node, ast.Name) and node.id not in self.known
 
     def _question(self, node: ast.expr, values: dict[str, int]) -> ast.expr:
-        self._send(loaded(node))
-        name = f"_v{len(self.made.asked)}"
-        values[name] = len(self.made.asked)
-        self.made.asked.append({"value": ast.unparse(node)})
+        self._send(names_read(node))
+        name = f"_v{len(self.steps.response_steps)}"
+        values[name] = len(self.steps.response_steps)
+        self.steps.response_steps.append({"value": ast.unparse(node)})
         return ast.Name(id=name, ctx=ast.Load())
 
 
-class _Bare(Exception):
+class _UncalledFunction(Exception):
     """Reports that a function of the response is used without being called: the enclosing call is
     tested."""
 
 
-def loaded(node: ast.AST) -> set[str]:
+def names_read(node: ast.AST) -> set[str]:
     """Return the names that a piece of Python reads, without parameters of functions in it."""
     return {
         one.id
@@ -201,7 +208,7 @@ def loaded(node: ast.AST) -> set[str]:
     } - {arg.arg for arg in ast.walk(node) if isinstance(arg, ast.arg)}
 
 
-def stored(node: ast.AST) -> set[str]:
+def names_assigned(node: ast.AST) -> set[str]:
     """Return the names that a piece of Python assigns or defines."""
     made = {
         one.id

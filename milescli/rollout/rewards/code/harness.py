@@ -1,12 +1,11 @@
-"""A program that runs in the sandbox, for the reward `code`: it executes the response, then calls
-or evaluates what it is asked, and prints each value as it has it; or it judges asserts, without the
-response. Never imported by a run: its text is sent.
+"""Runs the steps of a test in the sandbox, for the reward `code`: executes the response, then calls
+functions or evaluates expressions and prints each value; or judges asserts, without the response. A
+run never imports this file: its text is sent.
 
-Files beside it: `solution.py` (where there is a response), `steps.json`: {mark, limit_s, steps}.
-A step is {do: statements}, {value: expression}, {call: name, args}, or {judge: expression, values}.
-No expected value is among the steps of a response. Values are printed one a line:
-mark, number of the step, JSON as `encode` makes it.
-"""
+Files beside it: `solution.py` (the response, if there is one), `steps.json`: {mark, limit_s,
+steps}. A step is {do: statements}, {value: expression}, {call: name, args}, or {judge: expression,
+values}. No expected value is among the steps of a response. Values are printed one a line: mark,
+number of the step, JSON as `encode` makes it."""
 
 import collections.abc
 import contextlib
@@ -79,40 +78,40 @@ def decode(value):
 
 
 def main():
-    """Run the tests that standard input describes, as the module says."""
+    """Run the steps of `steps.json` and print their values, as the module describes."""
     with open("steps.json", encoding="utf-8") as file:
-        asked = json.load(file)
+        job = json.load(file)
     scope = {"__name__": "solution"}
 
-    def late(*_):
+    def raise_timeout(*_):
         raise TimeoutError("it took too long")
 
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGALRM, raise_timeout)
     if os.path.exists("solution.py"):
         with open("solution.py", encoding="utf-8") as file:
             text = file.read()
-        signal.setitimer(signal.ITIMER_REAL, asked["limit_s"])
-        if "class Solution" in text or any("call" in step for step in asked["steps"]):
+        signal.setitimer(signal.ITIMER_REAL, job["limit_s"])
+        if "class Solution" in text or any("call" in step for step in job["steps"]):
             exec(PRELUDE, scope)
             PROVIDED.update(scope)
         with contextlib.suppress(SystemExit, EOFError):  # of a main program below the functions
             exec(compile(text, "solution.py", "exec", dont_inherit=True), scope)
-    for number, step in enumerate(asked["steps"]):
-        signal.setitimer(signal.ITIMER_REAL, asked["limit_s"])
+    for number, step in enumerate(job["steps"]):
+        signal.setitimer(signal.ITIMER_REAL, job["limit_s"])
         try:
-            result = json.dumps(encode(_done(step, scope)))
+            result = json.dumps(encode(_run_step(step, scope)))
         except Exception as error:
             sys.stderr.write(f"step {number}: {type(error).__name__}: {error}\n"[:500])
             continue
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
         sys.stdout.flush()
-        line = f"\n{asked['mark']} {number} {result}\n".encode()
+        line = f"\n{job['mark']} {number} {result}\n".encode()
         while line:
             line = line[os.write(1, line) :]
 
 
-def _done(step, scope):
+def _run_step(step, scope):
     if "do" in step:
         exec(compile(step["do"], "test", "exec", dont_inherit=True), scope)
         return None

@@ -1,5 +1,5 @@
-"""The tests in a label of the reward `code`: programs with input and output, calls of a function,
-or asserts. Pure; used by the reward."""
+"""Reads the tests in a label of the reward `code`: programs with input and output, calls of a
+function, or asserts. Pure; used by the reward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from milescli.core.files import parse_json
-from milescli.rollout.rewards.code.asserts import Parted, Ungradable, loaded, part, stored
+from milescli.rollout.rewards.code.asserts import (
+    SplitAsserts,
+    Ungradable,
+    names_assigned,
+    names_read,
+    split_asserts,
+)
 
 TOLERANCE = 1e-6
 """Relative and absolute tolerance of numbers with decimals."""
@@ -21,7 +27,7 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """Tests of whole programs."""
+    """Holds tests of whole programs."""
 
     inputs: list[str]
     outputs: list[str]
@@ -29,7 +35,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """Tests that call one function, or a method of `Solution`."""
+    """Holds tests that call one function, or a method of `Solution`."""
 
     name: str
     inputs: list[list[Any]]
@@ -42,9 +48,9 @@ class Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asserts:
-    """Tests made of assert statements."""
+    """Holds tests made of assert statements."""
 
-    parted: Parted
+    split: SplitAsserts
 
 
 Tests = Programs | Calls | Asserts
@@ -61,7 +67,7 @@ def read_label(label: str | None) -> Tests:
     if not isinstance(read, dict):
         raise Ungradable(f"it is a {type(read).__name__}, not a JSON object")
     if "asserts" in read:
-        return Asserts(parted=part(_texts(read["asserts"], "asserts")))
+        return Asserts(split=split_asserts(_texts(read["asserts"], "asserts")))
     inputs, outputs = (_listed(read.get(name), name) for name in ("inputs", "outputs"))
     if not inputs or len(inputs) != len(outputs):
         raise Ungradable(f"it has {len(inputs)} inputs and {len(outputs)} outputs")
@@ -84,10 +90,10 @@ def names_of(tests: Tests) -> set[str]:
         return {tests.name}
     if isinstance(tests, Programs):
         return set()
-    asked = tests.parted.asked
-    own = set().union(*(stored(ast.parse(step["do"])) for step in asked if "do" in step))
+    asked = tests.split.response_steps
+    own = set().union(*(names_assigned(ast.parse(step["do"])) for step in asked if "do" in step))
     values = [ast.parse(step["value"], mode="eval") for step in asked if "value" in step]
-    return set().union(*map(loaded, values)) - own - set(dir(builtins))
+    return set().union(*map(names_read, values)) - own - set(dir(builtins))
 
 
 def _listed(value: object, name: str) -> list[Any]:

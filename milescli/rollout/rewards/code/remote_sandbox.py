@@ -1,4 +1,4 @@
-"""A sandbox behind HTTP, as sandbox-fusion serves it: `POST /run_code`. The server contains the
+"""Calls a sandbox over HTTP, as sandbox-fusion serves it: `POST /run_code`. The server isolates the
 code; `endpoint` bounds and retries requests."""
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from typing import Any
 
 from milescli.core.errors import MachineError, SandboxError
 from milescli.rollout.endpoint import Endpoint
-from milescli.sandbox.base import Limits, Ran, Session
-from milescli.sandbox.local import encoded
+from milescli.sandbox.base import Limits, RunResult, Session
+from milescli.sandbox.local import encode_files
 
 PATH = "/run_code"
 _SLACK_S = 30.0
 """Time for a request beyond the run's own wall time: the server may have a queue."""
-_ROOM_BYTES = 1 << 20
+_OVERHEAD_BYTES = 1 << 20
 _TIME_IS_UP = "TimeLimitExceeded"
 
 
@@ -35,24 +35,24 @@ class RemoteSandbox:
         stdin: str = "",
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
-    ) -> Ran:
+    ) -> RunResult:
         """Run the code as a Python program. Raises SandboxError."""
         body = {
             "code": code,
             "language": "python",
             "stdin": stdin,
-            "files": encoded(files),
+            "files": encode_files(files),
             "run_timeout": limits.wall_s,
             "memory_limit_MB": limits.memory_bytes // 1024**2,
         }
-        endpoint = self._asking(limits)
+        endpoint = self._endpoint(limits)
         reply = await endpoint.post(body, PATH)
         if not isinstance(reply, dict) or reply.get("status") == "SandboxError":
             raise endpoint.failure(f"it replied {reply!r:.300}")
         result = reply.get("run_result")
         if not isinstance(result, dict):
             raise endpoint.failure(f"it replied without a run_result: {reply!r:.300}")
-        return _ran(result, limits)
+        return _read_result(result, limits)
 
     async def open(
         self,
@@ -70,19 +70,19 @@ class RemoteSandbox:
     def close(self) -> None:
         """Do nothing: there is no process to end."""
 
-    def _asking(self, limits: Limits) -> Endpoint:
+    def _endpoint(self, limits: Limits) -> Endpoint:
         return Endpoint(
-            asker="the sandbox",
+            caller="the sandbox",
             section="rollout.code",
             error=SandboxError,
             url=self.url,
             timeout_s=limits.wall_s + _SLACK_S,
             retries=self._retries,
-            max_reply_bytes=2 * limits.output_bytes + _ROOM_BYTES,
+            max_reply_bytes=2 * limits.output_bytes + _OVERHEAD_BYTES,
         )
 
 
-def _ran(result: dict[str, Any], limits: Limits) -> Ran:
+def _read_result(result: dict[str, Any], limits: Limits) -> RunResult:
     stdout, stderr = (str(result.get(name) or "") for name in ("stdout", "stderr"))
     kept = stdout[: limits.output_bytes]
     rest = stderr[: limits.output_bytes - len(kept)]
@@ -90,7 +90,7 @@ def _ran(result: dict[str, Any], limits: Limits) -> Ran:
     code, seconds = result.get("return_code"), result.get("execution_time")
     is_late = result.get("status") == _TIME_IS_UP
     has_exited = isinstance(code, int) and not is_late and code >= 0
-    return Ran(
+    return RunResult(
         stdout=kept,
         stderr=rest,
         exit_code=code if has_exited else None,

@@ -37,18 +37,20 @@ _START_S = 2.0
 
 
 class Code:
-    r"""1.0 where the code of the response passes all tests of the label, else 0.0; with
-    `rollout.code.score: share` the share that it passes. It runs in a sandbox (docs/sandbox.md).
+    r"""Returns 1.0 if the code of the response passes all tests of the label, else 0.0; with
+    `rollout.code.score: share`, the share of tests that it passes. It runs in a sandbox
+    (docs/sandbox.md).
 
-    Code: of the fenced Python blocks the last that defines the function (or class) that is tested,
-    for programs the last that reads input or is a program; or the whole response. Thinking does not
-    count, nor what stands behind the solution: its use, its output. `class Solution` may use what
-    LeetCode imports. Label, JSON: `{"inputs": [...], "outputs": [...]}`, what whole programs read
-    and print (compared by lines; numbers with decimals may differ by 1e-6); with `"fn_name": "f"`
-    the arguments and results of a function, or of a method of `Solution`; or `{"asserts": [...]}`,
-    statements and test functions. The values that a test expects are compared outside of the
-    sandbox, or in another one. A test that the code does not come to, because it exits, takes too
-    long (`rollout.code.limit_s` for a test, `total_s` for all) or too much memory, is not passed.
+    The code is the last fenced Python block that defines the tested function (or class); for whole
+    programs, the last block that reads input or is a program; without blocks, the whole response.
+    Thinking does not count, nor do blocks after the solution, such as an example of its use or its
+    output. `class Solution` may use the names that LeetCode imports. The label is JSON: `{"inputs":
+    [...], "outputs": [...]}`, the text that whole programs read and print (compared by lines;
+    numbers with decimals may differ by 1e-6); with `"fn_name": "f"`, the arguments and results of a
+    function, or of a method of `Solution`; or `{"asserts": [...]}`, statements and test functions.
+    The expected values are compared outside of the sandbox, or in another one. A test fails if the
+    code ends before it, takes too long (`rollout.code.limit_s` for a test, `total_s` for all) or
+    too much memory.
 
     >>> label = '{"fn_name": "add", "inputs": [[1, 2], [0, 0]], "outputs": [3, 0]}'
     >>> right = "```python\ndef add(a, b):\n    return a + b\n```"
@@ -79,7 +81,7 @@ class Code:
         self.settings = settings
         self.max_concurrency = settings.concurrency or len(os.sched_getaffinity(0))
 
-    def made_for(self, rollout: Rollout) -> Code:
+    def with_settings(self, rollout: Rollout) -> Code:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Code(rollout.code)
 
@@ -117,19 +119,19 @@ class Code:
 
     async def _passed(self, tests: Tests, code: str, sandbox: Sandbox) -> list[bool]:
         if isinstance(tests, Programs):
-            return await self._of_programs(tests, code, sandbox)
+            return await self._run_programs(tests, code, sandbox)
         if isinstance(tests, Calls):
             steps = [{"call": tests.name, "args": arguments} for arguments in tests.inputs]
-            values = await self._values(steps, code, sandbox)
+            values = await self._run_steps(steps, code, sandbox)
             wanted = enumerate(tests.outputs)
             return [
                 place in values
                 and (same_value(values[place], one) or values[place] == tests.texts[place])
                 for place, one in wanted
             ]
-        return await self._of_asserts(tests, code, sandbox)
+        return await self._run_asserts(tests, code, sandbox)
 
-    async def _of_programs(self, tests: Programs, code: str, sandbox: Sandbox) -> list[bool]:
+    async def _run_programs(self, tests: Programs, code: str, sandbox: Sandbox) -> list[bool]:
         """Run the tests one after the other, as many responses run at once. The sandbox's own start
         does not count as the code's time."""
         passed, left_s = list[bool](), self.settings.total_s
@@ -148,10 +150,10 @@ class Code:
                 break
         return passed
 
-    async def _of_asserts(self, tests: Asserts, code: str, sandbox: Sandbox) -> list[bool]:
-        values = await self._values(tests.parted.asked, code, sandbox)
+    async def _run_asserts(self, tests: Asserts, code: str, sandbox: Sandbox) -> list[bool]:
+        values = await self._run_steps(tests.split.response_steps, code, sandbox)
         steps, asserts = list[dict[str, Any]](), list[int | None]()
-        for step in tests.parted.judged:
+        for step in tests.split.judge_steps:
             if "judge" not in step:
                 steps.append(step)
             elif all(place in values for place in step["values"].values()):
@@ -162,10 +164,10 @@ class Code:
                 asserts.append(None)
         if all(place is None for place in asserts):
             return [False] * len(asserts)
-        verdicts = await self._values(steps, None, sandbox)
+        verdicts = await self._run_steps(steps, None, sandbox)
         return [place is not None and verdicts.get(place) is True for place in asserts]
 
-    async def _values(
+    async def _run_steps(
         self, steps: list[dict[str, Any]], code: str | None, sandbox: Sandbox
     ) -> dict[int, Any]:
         """Return the value of each step, by its index; steps without a value are missing."""

@@ -28,7 +28,7 @@ MIN_DECIMALS = 6
 def equal_expressions(one: str, other: str, *, num_decimals: int | None = None) -> bool:
     """Return True if the expressions are equal; False if either cannot be parsed. `num_decimals`:
     number of decimals of the expression that was written as a decimal."""
-    left, right = parsed(one), parsed(other)
+    left, right = parse_expression(one), parse_expression(other)
     if left is None or right is None or _differ_in_case(one, other):
         return False
     try:
@@ -59,7 +59,7 @@ def _equal(left: Any, right: Any, num_decimals: int | None) -> bool:
 def ratio(one: tuple[str, str], other: tuple[str, str]) -> float | None:
     """Return c if (left - right) of one equation is c times that of the other; None if there is no
     such constant."""
-    sides = [parsed(side) for side in (*one, *other)]
+    sides = [parse_expression(side) for side in (*one, *other)]
     if not all(side is not None and _is_scalar(side) for side in sides):
         return None
     try:
@@ -84,7 +84,7 @@ def _ratio(above: Any, below: Any) -> float | None:
 
 
 @lru_cache(maxsize=64)
-def parsed(text: str) -> Any:
+def parse_expression(text: str) -> Any:
     """Return the SymPy object of a text, or None."""
     from math_verify import LatexExtractionConfig, parse
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from milescli.rollout.rewards.math.numbers import number_of, without_unit
-from milescli.rollout.rewards.math.spelling import WORD, plain, trimmed
+from milescli.rollout.rewards.math.spelling import WORD, normalized, trimmed
 
 MAX_DEPTH = 20
 MAX_ITEMS = 200
-"""Most items of an answer; a longer list is no answer."""
+"""Largest number of items of an answer; a longer list is no answer."""
 
 
 class Contradiction(ValueError):
@@ -21,7 +21,7 @@ class Contradiction(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One value."""
+    """Holds one value."""
 
     text: str
     """An expression, without name and unit."""
@@ -45,7 +45,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Several:
-    """More than one answer, in no order: 7 or 8; 1, 2; {1, 2}; plus-minus 3."""
+    """Holds more than one answer, in no order: 7 or 8; 1, 2; {1, 2}; plus-minus 3."""
 
     items: tuple[Answer, ...]
     is_set: bool = False
@@ -73,7 +73,7 @@ class Union:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Rows of entries."""
+    """Holds rows of entries."""
 
     rows: tuple[tuple[Answer, ...], ...]
 
@@ -89,7 +89,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """3:4, 1:2:3, or a time of day: 4:30 pm."""
+    """Holds 3:4, 1:2:3, or a time of day: 4:30 pm."""
 
     parts: tuple[str, ...]
     half: str | None = None
@@ -138,7 +138,7 @@ _SHORT_WORD = re.compile(r"yes|no|true|false|odd|even|none|all", re.IGNORECASE)
 
 def read(text: str) -> Answer:
     """Parse the text. Raises Contradiction if it is no answer: empty, or endless."""
-    return _read(plain(text), 0)
+    return _read(normalized(text), 0)
 
 
 def split(text: str, separator: str) -> list[str]:
@@ -238,7 +238,7 @@ def _related(parts: list[str], signs: list[str], depth: int) -> Answer:
         return Relation(left=values[0], sign="=", right=values[1])
     return Chain(
         sides=tuple(_read(value, depth + 1) for value in values),
-        name=name and bare(name),
+        name=name and normalized_words(name),
         equation=(name, values[-1]) if name else None,
     )
 
@@ -333,7 +333,7 @@ def _value(text: str, depth: int) -> Answer:
     if number is not None:
         return Value(text=amount, number=number.value, num_decimals=number.num_decimals, unit=unit)
     if _is_text(amount) or _APART.search(amount):
-        return Text(text=bare(text))
+        return Text(text=normalized_words(text))
     return Value(text=amount, unit=unit)
 
 
@@ -357,7 +357,7 @@ def _is_text(text: str) -> bool:
     )
 
 
-def bare(text: str) -> str:
+def normalized_words(text: str) -> str:
     """Return words in the form in which they are compared: without case and punctuation."""
     return " ".join(re.sub(r"[^\w\s+\-*/^]", " ", text.replace(WORD, "")).casefold().split())
 

@@ -30,15 +30,15 @@ _POINTS = re.compile(
 _TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 
 
-def state(text: str) -> Answer:
+def parse_answer(text: str) -> Answer:
     """Return the answer that the text states. Raises Contradiction if it cannot be true, like 8 =
     7."""
-    return _settled(read(text))
+    return _without_contradiction(read(text))
 
 
-def _settled(answer: Answer) -> Answer:
+def _without_contradiction(answer: Answer) -> Answer:
     if isinstance(answer, Chain):
-        sides = [_settled(side) for side in answer.sides]
+        sides = [_without_contradiction(side) for side in answer.sides]
         if not all(equal(side, sides[-1]) for side in sides[:-1]):
             raise Contradiction("its sides are not equal")
         last = sides[-1]
@@ -46,14 +46,16 @@ def _settled(answer: Answer) -> Answer:
             return replace(last, name=answer.name, equation=answer.equation)
         return last
     if isinstance(answer, Several):
-        items = tuple(_settled(item) for item in answer.items)
+        items = tuple(_without_contradiction(item) for item in answer.items)
         return Several(items=_named_alike(items), is_set=answer.is_set)
     if isinstance(answer, Bracketed):
-        return replace(answer, items=tuple(_settled(item) for item in answer.items))
+        return replace(answer, items=tuple(_without_contradiction(item) for item in answer.items))
     if isinstance(answer, Union):
-        return Union(parts=tuple(_settled(part) for part in answer.parts))
+        return Union(parts=tuple(_without_contradiction(part) for part in answer.parts))
     if isinstance(answer, Matrix):
-        return Matrix(rows=tuple(tuple(_settled(cell) for cell in row) for row in answer.rows))
+        return Matrix(
+            rows=tuple(tuple(_without_contradiction(cell) for cell in row) for row in answer.rows)
+        )
     return answer
 
 
@@ -127,7 +129,7 @@ def _equal_ratios(one: Answer, other: Answer) -> bool:
     if isinstance(one, Value) and isinstance(other, Ratio):
         is_ratio = len(other.parts) == 2 and not other.half and not one.unit
         return is_ratio and equal_expressions(
-            _spelt(one), rf"\frac{{{other.parts[0]}}}{{{other.parts[1]}}}"
+            _algebra_text(one), rf"\frac{{{other.parts[0]}}}{{{other.parts[1]}}}"
         )
     if not isinstance(one, Ratio) or not isinstance(other, Ratio):
         return False
@@ -220,10 +222,12 @@ def _equal_texts(one: Value, other: Value) -> bool:
     if _POINTS.fullmatch(one.text.strip()) and _POINTS.fullmatch(other.text.strip()):
         return False  # AB and BA are names, no products
     places = {one.num_decimals, other.num_decimals} - {None}
-    return equal_expressions(_spelt(one), _spelt(other), num_decimals=min(places, default=None))
+    return equal_expressions(
+        _algebra_text(one), _algebra_text(other), num_decimals=min(places, default=None)
+    )
 
 
-def _spelt(value: Value) -> str:
+def _algebra_text(value: Value) -> str:
     """Return the value as algebra parses it."""
     if value.number is None:
         return value.text

@@ -20,16 +20,16 @@ _NUMBER = re.compile(
 
 
 class Gsm8k:
-    r"""1.0 where the response states the label's number, else 0.0.
+    r"""Returns 1.0 if the response states the label's number, else 0.0.
 
-    Label: the number after its last `####`, or the whole label where it has none. Response: only
-    what directly follows its *last* `####` counts, thinking and headings (`#### Step 2` with text
-    below) aside; a number elsewhere never does, so a response without `####` scores 0.0. There the
-    first number is read, also in bold, in a box or behind `Answer:`, and the rest of the line is
-    ignored (`#### 72 clips`, `#### **72**`, `#### 50%`). Numbers may have a sign, a `$`, commas
-    between groups of three digits and decimals, and are compared by value: `$1,234.00` equals
-    `1234`. Fractions, exponents and stray commas are no numbers. Raises ValueError where the label
-    holds no number: the data is at fault, not the response.
+    The label's number is the one after its last `####`; without `####`, the whole label. In the
+    response, only the text directly after its *last* `####` counts; thinking and headings (`####
+    Step 2` with text below) are skipped. A response without `####` scores 0.0. The first number
+    after it is read, also in bold, in a box or after `Answer:`, and the rest of the line is ignored
+    (`#### 72 clips`, `#### **72**`, `#### 50%`). Numbers may have a sign, a `$`, commas between
+    groups of three digits and decimals, and are compared by value: `$1,234.00` equals `1234`.
+    Fractions, exponents and other commas are no numbers. Raises ValueError if the label has no
+    number, which is an error of the data.
 
     >>> score(label="So 8 * 9 = 72 #### 72", response="#### 72 clips")
     1.0
@@ -48,7 +48,8 @@ class Gsm8k:
     needs_label = True
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes. Raises ValueError if the label has no
+        number."""
         wanted = None if label is None else _of_label(label)
         if wanted is None:
             raise ValueError(f"the label does not contain a number: {label!r}")

@@ -98,7 +98,7 @@ _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,/])")
 _DOLLARS = re.compile(r"(?<!\\)\$\$?")
 
 
-def plain(text: str) -> str:
+def normalized(text: str) -> str:
     """Return the text in one spelling; equal texts stay equal, and different ones different."""
     text = without_delimiters(_in_ascii(text))
     for pattern, by in _RULES:

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import logging
 
-from milescli.rollout.rewards.extraction import MARK, last_boxed, stated
+from milescli.rollout.rewards.extraction import MARK, last_boxed, stated_answer
 from milescli.rollout.rewards.math.answer import Answer, Contradiction
-from milescli.rollout.rewards.math.equality import equal, state
+from milescli.rollout.rewards.math.equality import equal, parse_answer
 
 MEMORY_BOUND_BYTES = 4 * 1024**3
 """Bound on memory: a response can contain numbers of any size."""
 
 
-def result_of(label: str) -> str:
+def label_result(label: str) -> str:
     """Return the result that a label states: what follows its last `####`, and of this the last box
     if there is one."""
     text = MARK.split(label)[-1].strip()
@@ -23,9 +23,9 @@ def result_of(label: str) -> str:
 
 def grade(label: str, response: str) -> float:
     """Return 1.0 or 0.0. Raises ValueError if the label cannot be graded."""
-    wanted = _wanted(label)
+    wanted = _label_answer(label)
     try:
-        return float(equal(wanted, state(stated(response))))
+        return float(equal(wanted, parse_answer(stated_answer(response))))
     except Contradiction:
         return 0.0
 
@@ -33,15 +33,15 @@ def grade(label: str, response: str) -> float:
 def refuse_ungradable(label: str) -> None:
     """Raise ValueError with the reason if a response that states the label's own result would score
     0."""
-    if not equal(_wanted(label), state(result_of(label))):
+    if not equal(_label_answer(label), parse_answer(label_result(label))):
         raise ValueError("it does not equal itself")
 
 
-def _wanted(label: str) -> Answer:
-    result = result_of(label)
+def _label_answer(label: str) -> Answer:
+    result = label_result(label)
     if last_boxed(f"\\boxed{{{result}}}") != result:
         raise ValueError("it is empty, or its braces do not balance")
-    return state(result)
+    return parse_answer(result)
 
 
 def answer(question: dict[str, str]) -> dict[str, object]:

@@ -35,9 +35,9 @@ REFERENCE = """
 {label}
 [end of reference answer]
 """
-HOPELESS = 32
+MAX_UNPARSED = 32
 """After this many replies without a single score, the prompt or the pattern is wrong."""
-ASKED = 2
+MAX_ATTEMPTS = 2
 """Number of requests for one response if replies have no score."""
 _PLACE = re.compile(r"\{(prompt|response|label)\}")
 _log = logging.getLogger(__name__)
@@ -53,18 +53,18 @@ def _with_images(question: str, images: Sequence[bytes]) -> str | list[dict[str,
 
 
 class Judge:
-    """What a language model gives the response: the number in its reply, divided by
-    `rollout.judge.scale`.
+    """Returns the score that a language model gives the response: the number in its reply, divided
+    by `rollout.judge.scale`.
 
-    It is asked `rollout.judge.prompt`, a text or a file with {prompt}, {response} and {label} in
-    it, followed by the prompt's images, unless `rollout.judge.images` is false; without one, for a
-    score from 0 to 10 (the label, where there is one, as reference answer). The score is the first
-    group of the last match of `rollout.judge.parse`, after `</think>` where the judge thinks, from
-    -scale to scale. Where a reply has none, the judge is asked once more; then it has failed, or
-    the reward is 0.0, counted and logged (`rollout.judge.unparsed`). It has failed as well where
-    none of the first 32 has one. Each request is bounded, tried again after 429, 5xx or no
-    connection, and counts against `rollout.judge.max_requests`.
-    """
+    The judge receives `rollout.judge.prompt`, a text or a file with {prompt}, {response} and
+    {label} in it, followed by the prompt's images, unless `rollout.judge.images` is false. The
+    default prompt requests a score from 0 to 10, and includes the label, if there is one, as
+    reference answer. The score is the first group of the last match of `rollout.judge.parse`, after
+    `</think>` if the judge thinks, from -scale to scale. If a reply has no score, the request is
+    repeated once; after that, the reward fails or is 0.0, counted and logged
+    (`rollout.judge.unparsed`). It also fails if none of the first 32 replies has a score. Each
+    request has a time limit, is retried after 429, 5xx or a failed connection, and counts against
+    `rollout.judge.max_requests`."""
 
     scores_groups = False
     takes_images = True
@@ -80,7 +80,7 @@ class Judge:
         self.num_unparsed = 0
         """Replies without a score."""
         self._endpoint = Endpoint(
-            asker="the reward `judge`",
+            caller="the reward `judge`",
             section=SECTION,
             url=base_url(settings.url or ""),
             timeout_s=settings.timeout_s,
@@ -89,7 +89,7 @@ class Judge:
             max_requests=settings.max_requests,
         )
 
-    def made_for(self, rollout: Rollout) -> Judge:
+    def with_settings(self, rollout: Rollout) -> Judge:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Judge(rollout.judge)
 
@@ -111,13 +111,15 @@ class Judge:
             "max_tokens": settings.max_tokens,
             "temperature": settings.temperature,
         }
-        for _ in range(ASKED):
-            said = await self._endpoint.said(body, f"--set {SECTION}.url=http://HOST:PORT/v1")
-            score = self._score_in(said)
+        for _ in range(MAX_ATTEMPTS):
+            reply = await self._endpoint.chat_reply(
+                body, f"--set {SECTION}.url=http://HOST:PORT/v1"
+            )
+            score = self._parse_score(reply)
             if score is not None:
                 self.num_scored += 1
                 return score / settings.scale
-        return self._without_score(said)
+        return self._unparsed_score(reply)
 
     async def score(
         self,
@@ -140,30 +142,30 @@ class Judge:
         # in one pass: a response that says {label} must not be told it
         return _PLACE.sub(lambda match: filled[match[1]], template)
 
-    def _score_in(self, said: str) -> float | None:
-        found = [match[1] for match in self._pattern.finditer(after_thinking(said))]
+    def _parse_score(self, reply: str) -> float | None:
+        found = [match[1] for match in self._pattern.finditer(after_thinking(reply))]
         try:
             score = float(found[-1])
         except (IndexError, TypeError, ValueError):
             return None
         return score if abs(score) <= self._settings.scale else None
 
-    def _without_score(self, said: object) -> float:
+    def _unparsed_score(self, reply: object) -> float:
         self.num_unparsed += 1
-        told = (
-            f"no score from {-self._settings.scale:g} to {self._settings.scale:g} in {said!r:.200}"
+        problem = (
+            f"no score from {-self._settings.scale:g} to {self._settings.scale:g} in {reply!r:.200}"
         )
-        if not said and (elsewhere := self._endpoint.without_content):
-            told += f": its text is in `{max(elsewhere)}`, and its content is empty"
-        is_hopeless = self.num_scored == 0 and self.num_unparsed >= HOPELESS
+        if not reply and (other_fields := self._endpoint.without_content):
+            problem += f": its text is in `{max(other_fields)}`, and its content is empty"
+        is_hopeless = self.num_scored == 0 and self.num_unparsed >= MAX_UNPARSED
         if self._settings.unparsed == "error" or is_hopeless:
             count = f"; so it is with all of {self.num_unparsed} replies" if is_hopeless else ""
             raise self._endpoint.failure(
-                told + count,
+                problem + count,
                 f"--set {SECTION}.prompt=FILE.txt   # that asks for what parse finds",
                 f"--set {SECTION}.max_tokens={2 * self._settings.max_tokens}   # if it was cut off",
             )
-        _log.warning("judge: %s; it scores 0 (%d so far)", told, self.num_unparsed)
+        _log.warning("judge: %s; it scores 0 (%d so far)", problem, self.num_unparsed)
         return 0.0
 
 

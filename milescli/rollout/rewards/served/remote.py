@@ -13,12 +13,13 @@ SECTION = "rollout.remote_reward"
 
 
 class Remote:
-    """What a server replies to a POST of JSON: {prompt, response, label} -> {"reward": 0.5}.
+    """Returns the score that a server replies to a POST of JSON: {prompt, response, label} ->
+    {"reward": 0.5}.
 
-    With `rollout.remote_reward.group` all responses to a prompt at once: {prompt, responses, label}
-    -> {"rewards": [0.5, ...]}, one for each, in their order. `label` is null where the data has
-    none. Each request is bounded, and tried again after 429, 5xx or no connection.
-    """
+    With `rollout.remote_reward.group`, a request contains all responses to a prompt: {prompt,
+    responses, label} -> {"rewards": [0.5, ...]}, one for each, in their order. `label` is null if
+    the data has none. Each request has a time limit, and is retried after 429, 5xx or a failed
+    connection."""
 
     needs_label = False
 
@@ -27,7 +28,7 @@ class Remote:
         self.scores_groups = settings.group
         self.max_concurrency = settings.concurrency
         self._endpoint = Endpoint(
-            asker="the reward `remote`",
+            caller="the reward `remote`",
             section=SECTION,
             url=settings.url or "",
             timeout_s=settings.timeout_s,
@@ -35,12 +36,12 @@ class Remote:
             api_key_env=settings.api_key_env,
         )
 
-    def made_for(self, rollout: Rollout) -> Remote:
+    def with_settings(self, rollout: Rollout) -> Remote:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Remote(rollout.remote_reward)
 
     async def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes."""
         reply = await self._endpoint.post({"prompt": prompt, "response": response, "label": label})
         return self._number(_field(reply, "reward"), reply)
 

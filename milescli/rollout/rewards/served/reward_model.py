@@ -11,7 +11,8 @@ from milescli.recipe.rewards import RewardModelSettings
 from milescli.recipe.schema import Rollout
 
 AT_ONCE = 4096
-"""Calls that may wait for a score: those that arrive meanwhile form the next batch."""
+"""Calls that may wait for a score at once: those that arrive while the model runs form the next
+batch."""
 
 
 class ScoreServer(Protocol):
@@ -25,8 +26,8 @@ class ScoreServer(Protocol):
 
 @dataclass(frozen=True)
 class ModelReward:
-    """What the model says of a response behind its prompt, token by token as they were sampled;
-    without bounds unless `rollout.reward_model.clip` sets them."""
+    """Returns the score that the reward model gives the prompt and the response, token by token as
+    they were sampled; it is unlimited unless `rollout.reward_model.clip` sets limits."""
 
     settings: RewardModelSettings
     server: ScoreServer | None = None
@@ -36,11 +37,11 @@ class ModelReward:
     takes_token_ids = True
     max_concurrency = AT_ONCE
 
-    def made_for(self, rollout: Rollout) -> ModelReward:
+    def with_settings(self, rollout: Rollout) -> ModelReward:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return ModelReward(rollout.reward_model)
 
-    def served_by(self, server: ScoreServer | None) -> ModelReward:
+    def with_server(self, server: ScoreServer | None) -> ModelReward:
         """Return the reward with the server that scores."""
         return ModelReward(self.settings, server)
 

@@ -20,14 +20,16 @@ _PIP = "pip install 'miles-cli[instructions]'"
 
 
 class Instructions:
-    r"""IFEval: whether a response follows its prompt's verifiable instructions (arXiv 2311.07911).
+    r"""Checks whether a response follows the verifiable instructions of its prompt (IFEval, arXiv
+    2311.07911).
 
-    Label: JSON `{"instruction_id_list": [...], "kwargs": [{...}, ...]}`, one of kwargs for each id;
-    parameters that are null are left out. `rollout.instructions.score`: all, 1.0 where every
-    instruction is followed (prompt-level accuracy), else 0.0; share, the share that is
-    (instruction-level). `rollout.instructions.mode`: strict; loose, an instruction is followed
-    where the response follows it without its first line, its last, both, or without `*`. Thinking
-    does not count, and an empty response follows nothing.
+    The label is JSON: `{"instruction_id_list": [...], "kwargs": [{...}, ...]}`, with one entry of
+    kwargs for each id; parameters that are null are ignored. With `rollout.instructions.score:
+    all`, the reward is 1.0 if every instruction is followed (prompt-level accuracy), else 0.0; with
+    `share`, it is the share of instructions that are followed (instruction-level). With
+    `rollout.instructions.mode: loose`, an instruction also counts as followed if the response
+    follows it without its first line, its last line, both, or without `*`; with `strict`, only the
+    response as it is counts. Thinking does not count, and an empty response follows nothing.
 
     >>> label = '{"instruction_id_list": ["punctuation:no_comma", "startend:end_checker"]'
     >>> label += ', "kwargs": [{}, {"end_phrase": "The end."}]}'
@@ -47,15 +49,16 @@ class Instructions:
     def __init__(self, settings: InstructionSettings) -> None:
         self._settings = settings
 
-    def made_for(self, rollout: Rollout) -> Instructions:
+    def with_settings(self, rollout: Rollout) -> Instructions:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Instructions(rollout.instructions)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes. Raises ValueError if the label cannot be
+        graded."""
         checks = _checks_of(label)
         text = after_thinking(response)
-        texts = _loosened(text) if self._settings.mode == "loose" else [text]
+        texts = _loose_forms(text) if self._settings.mode == "loose" else [text]
         followed = [any(one.strip() and check(one) for one in texts) for check in checks]
         if self._settings.score == "share":
             return sum(followed) / len(followed)
@@ -107,7 +110,7 @@ def _bound(name: object, given: object) -> Callable[[str], bool]:
     return lambda text: check(text, **filled)
 
 
-def _loosened(text: str) -> list[str]:
+def _loose_forms(text: str) -> list[str]:
     """Return the eight forms of IFEval's loose accuracy."""
     lines = text.split("\n")
     cut = [lines, lines[1:], lines[:-1], lines[1:-1]]

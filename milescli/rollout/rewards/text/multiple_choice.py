@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from milescli.rollout.rewards.extraction import (
     after_thinking,
     answer_in_json,
-    joined_boxes,
+    last_boxes,
     marked_answers,
     sentences_that_answer,
     tagged_answer,
@@ -44,15 +44,15 @@ _HEADING = re.compile(r"^[ \t]*#{1,6}[ \t]+(.+)$", re.MULTILINE)
 
 
 class MultipleChoice:
-    r"""1.0 where the response chooses the label's letter, else 0.0.
+    r"""Returns 1.0 if the response chooses the label's letter, else 0.0.
 
-    Label: a letter, also as `(B)`, `B.` or `B) Paris`; several, `A, C`, are all wanted. Response,
-    the first of these that it has: its last `\boxed{}`, its last `<answer>`, the `answer` of its
-    JSON, what follows its last `####`, what it calls the answer ("the answer is", "Answer:"), what
-    it calls correct ("option B is correct"), a heading that is a letter, its last line, its first
-    line. There a letter must stand by itself or before its text (`B`, `(b)`, `**B**`, `\(B\)`,
-    `B) Paris`, `B, Paris.`, `option B`); an article is none, and `A or B` chooses nothing. Thinking
-    does not count.
+    The label is a letter, also as `(B)`, `B.` or `B) Paris`, or several letters, `A, C`, which must
+    all be chosen. The response's choice is the first of these that it has: its last `\boxed{}`, its
+    last `<answer>`, the `answer` of its JSON, the text after its last `####`, the text that it
+    names as the answer ("the answer is", "Answer:"), the option that it calls correct ("option B is
+    correct"), a heading that is a letter, its last line, its first line. The letter must be alone
+    there or before its text (`B`, `(b)`, `**B**`, `\(B\)`, `B) Paris`, `B, Paris.`, `option B`).
+    The article `A` is no choice, and `A or B` chooses nothing. Thinking does not count.
 
     >>> score(label="B", response="Option B is correct, as it is the capital.")
     1.0
@@ -94,9 +94,9 @@ class MultipleChoice:
 def _chosen(response: str) -> frozenset[str] | None:
     """Return the letters that the response chooses; None if it chooses none."""
     text = after_thinking(response).strip()
-    for stated in (joined_boxes(text), tagged_answer(text), answer_in_json(text)):
+    for stated in (last_boxes(text), tagged_answer(text), answer_in_json(text)):
         if stated is not None:
-            return _letters(stated) or _said(stated)
+            return _letters(stated) or _stated_choice(stated)
     if (marked := next(marked_answers(text), None)) is not None:
         return _letters(marked)
     return next((found for found in _sentences(text) if found), None)
@@ -106,7 +106,7 @@ def _sentences(text: str) -> Iterator[frozenset[str] | None]:
     """Yield the choices of the sentences that may state one, in order of priority."""
     headings = [_letters(heading[1]) for heading in _HEADING.finditer(text)]
     plain = _HEADING.sub(r"\1", without_markdown(text)).strip()
-    yield _said(plain)
+    yield _stated_choice(plain)
     if chooses := list(_CHOOSES.finditer(plain)):
         yield None if _DENIES.search(chooses[-1][0]) else frozenset(chooses[-1][1])
     yield next((letters for letters in reversed(headings) if letters), None)
@@ -115,12 +115,12 @@ def _sentences(text: str) -> Iterator[frozenset[str] | None]:
     yield _letters(first) if below else None
 
 
-def _said(text: str) -> frozenset[str] | None:
+def _stated_choice(text: str) -> frozenset[str] | None:
     """Return the choice after the last place that names the answer, the choice or the option."""
     named = list(sentences_that_answer(text))
     named += [text[match.end() :][:2000] for match in list(_SAID.finditer(text))[-20:][::-1]]
     for after in named:
-        after = _WRAPPED.sub(_kept, after).strip()
+        after = _WRAPPED.sub(_keep_word, after).strip()
         if not after:
             continue
         if _WITH_TEXT.match(after):
@@ -131,13 +131,13 @@ def _said(text: str) -> frozenset[str] | None:
     return None
 
 
-def _kept(match: re.Match[str]) -> str:
+def _keep_word(match: re.Match[str]) -> str:
     return match[1] or ""
 
 
 def _letters(text: str) -> frozenset[str] | None:
     """Return the letters of a text; None if it chooses none, or is ambiguous."""
-    text = _WRAPPED.sub(_kept, text).strip()
+    text = _WRAPPED.sub(_keep_word, text).strip()
     if lead := _LEADS.match(text):
         text = text[lead.end() :]
     text = text.strip("\"'“”").rstrip(".。").strip()

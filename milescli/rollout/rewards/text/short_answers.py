@@ -31,11 +31,12 @@ def f1_of(text: str, wanted: str) -> float:
 
 
 class F1:
-    """Share of words that response and label have in common: the F1 of SQuAD, from 0.0 to 1.0, in
-    small letters and without punctuation and articles.
+    """Returns the F1 of the words that response and label have in common, as SQuAD defines it: from
+    0.0 to 1.0, in lower case and without punctuation and articles.
 
-    Label: a text, or a JSON list of texts, of which the best counts. `rollout.match.answer`: which
-    part of the response is compared; where it is not there, 0.0.
+    The label is a text, or a JSON list of texts, of which the best match counts.
+    `rollout.match.answer` selects the part of the response to compare; if it is missing, the reward
+    is 0.0.
 
     >>> score(label="Paris", response="the PARIS.")
     1.0
@@ -52,12 +53,12 @@ class F1:
     def __init__(self, settings: MatchSettings) -> None:
         self._settings = settings
 
-    def made_for(self, rollout: Rollout) -> F1:
+    def with_settings(self, rollout: Rollout) -> F1:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return F1(rollout.match)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes."""
         if label is None:
             raise ValueError("`f1` needs a label")
         part = part_of(response, self._settings.answer)
@@ -75,11 +76,12 @@ f1 = F1(MatchSettings())
 
 
 class ExactMatch:
-    """1.0 where the whole response equals the label, white space at both ends aside; else 0.0.
+    """Returns 1.0 if the whole response equals the label, without white space at both ends; else
+    0.0.
 
-    `rollout.match.answer`: another part of the response than the whole. `rollout.match.normalize:
-    squad`: small letters, without punctuation, articles and white space (SQuAD's exact match); the
-    label may then be a JSON list of texts, of which any will do.
+    `rollout.match.answer` selects a part of the response to compare instead of the whole.
+    `rollout.match.normalize: squad` compares in lower case, without punctuation, articles and white
+    space (SQuAD's exact match); the label may then be a JSON list of texts, any of which is right.
 
     >>> score(label="Paris", response=" Paris ")
     1.0
@@ -98,12 +100,12 @@ class ExactMatch:
     def __init__(self, settings: MatchSettings) -> None:
         self._settings = settings
 
-    def made_for(self, rollout: Rollout) -> ExactMatch:
+    def with_settings(self, rollout: Rollout) -> ExactMatch:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return ExactMatch(rollout.match)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes."""
         if label is None:
             raise ValueError("`exact_match` needs a label")
         part = part_of(response, self._settings.answer)

@@ -16,12 +16,12 @@ _MARKED = re.compile(r"####[ \t]*\S")
 
 
 class Format:
-    r"""1.0 where the response has the form that `rollout.format` asks for, else 0.0.
+    r"""Returns 1.0 if the response has the form that `rollout.format` requires, else 0.0.
 
-    `answer`: an answer that is not empty stands in `\boxed{}` (boxed), behind `####` on its line
-    (mark), or in either (any); none: this is not asked. `think_tags`: the response is
-    `<think> ... </think>` and then the answer, each tag once (the first may be missing: a chat
-    template writes it), neither part empty.
+    `answer`: the response must have a non-empty answer in `\boxed{}` (boxed), after `####` on its
+    line (mark), or in either (any); with `none`, no answer is required. `think_tags`: the response
+    must be `<think> ... </think>` followed by the answer, each tag once (the first may be missing,
+    if a chat template writes it), and neither part empty.
 
     >>> score(response=r"So \boxed{5}")
     1.0
@@ -40,12 +40,12 @@ class Format:
     def __init__(self, settings: FormatSettings) -> None:
         self._settings = settings
 
-    def made_for(self, rollout: Rollout) -> Format:
+    def with_settings(self, rollout: Rollout) -> Format:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Format(rollout.format)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes."""
         answer = (
             answer_after_one_thinking(response) if self._settings.think_tags else response.strip()
         )
@@ -63,9 +63,9 @@ format = Format(FormatSettings())
 
 
 class Length:
-    """-min(1, max(0, (n - target) / (limit - target))): 0.0 up to `rollout.length.target_tokens`,
-    falling linearly to -1.0 at `rollout.length.limit_tokens` and beyond. n: tokens that the policy
-    sampled for the attempt, over all turns.
+    """Returns -min(1, max(0, (n - target) / (limit - target))): 0.0 up to
+    `rollout.length.target_tokens`, falling linearly to -1.0 at `rollout.length.limit_tokens` and
+    beyond. n: tokens that the policy sampled for the attempt, over all turns.
 
     >>> score(num_tokens=100, length={"target_tokens": 100, "limit_tokens": 200})
     -0.0
@@ -81,14 +81,14 @@ class Length:
     def __init__(self, target: int, limit: int) -> None:
         self._target, self._limit = target, limit
 
-    def made_for(self, rollout: Rollout) -> Length:
+    def with_settings(self, rollout: Rollout) -> Length:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Length(*rollout.length_bounds)
 
     def __call__(
         self, *, prompt: str, response: str, label: str | None, num_tokens: int = 0
     ) -> float:
-        """See the class."""
+        """Score one response as the class describes; `num_tokens` is the n of the formula."""
         over = (num_tokens - self._target) / (self._limit - self._target)
         return -min(1.0, max(0.0, over))
 

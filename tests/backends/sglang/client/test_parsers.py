@@ -14,7 +14,7 @@ from milescli.backends.sglang.client.parsers import ReplyForm, SglangReplies, ch
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Parsed, ToolCall
-from milescli.rollout.episode.pieces import sure_parts
+from milescli.rollout.episode.text_pieces import sure_parts
 
 TOOLS = [
     {

@@ -62,7 +62,7 @@ def _streams(service: Service, *, kl: str) -> dict[str, np.ndarray]:
         teachers = _served(service.engine.url, kl=kl)
         prompt = Prompt(index=0, token_ids=TOKENS[:2], text="", label=None)
         line = make_trajectory(TOKENS[:2], TOKENS[2:])
-        (taught,) = await teachers.taught(prompt, [line])
+        (taught,) = await teachers.with_predictions(prompt, [line])
         assert taught.token_ids == line.token_ids and taught.teacher is not None
         return streams_of(taught.teacher)
 
@@ -118,7 +118,7 @@ def test_a_hint_is_read_by_the_teacher_alone_and_its_words_are_of_the_response(
     async def taught(url: str, hint: str) -> Any:
         distill = {"teachers": [{"url": url, "hint": hint}], "kl": kl, "top_k": TOP_K}
         recipe = Recipe.model_validate({"train": {"distill": distill}})
-        return await ServedTeachers(recipe, tokenizer).taught(prompt, [line])
+        return await ServedTeachers(recipe, tokenizer).with_predictions(prompt, [line])
 
     with serving(says) as server:
         (done,) = asyncio.run(taught(server.url, " (It is {label}.)"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from milescli.rollout.rewards.code.asserts import Ungradable, part
+from milescli.rollout.rewards.code.asserts import Ungradable, split_asserts
 from milescli.rollout.rewards.code.label_tests import (
     names_of,
     read_label,
@@ -45,9 +45,9 @@ def test_what_is_no_object_is_refused(label: str | None) -> None:
 
 
 def test_only_the_questions_go_to_the_code() -> None:
-    parted = part(["expected = 5\ndata = [1]\nassert f(data) == expected and f(2) > 7"])
-    assert parted.asked == [{"do": "data = [1]"}, {"value": "f(data)"}, {"value": "f(2)"}]
-    assert parted.judged[-1]["judge"] == "_v1 == expected and _v2 > 7"
+    parted = split_asserts(["expected = 5\ndata = [1]\nassert f(data) == expected and f(2) > 7"])
+    assert parted.response_steps == [{"do": "data = [1]"}, {"value": "f(data)"}, {"value": "f(2)"}]
+    assert parted.judge_steps[-1]["judge"] == "_v1 == expected and _v2 > 7"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from milescli.core.errors import MachineError, SandboxError
 from milescli.rollout import endpoint
 from milescli.rollout.rewards.code.remote_sandbox import RemoteSandbox
-from milescli.sandbox.base import Limits, Ran
+from milescli.sandbox.base import Limits, RunResult
 from tests.endpoint_server import Asked, Reply, serving
 
 
@@ -21,7 +21,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.01)
 
 
-def _run(url: str, **options: Any) -> Ran:
+def _run(url: str, **options: Any) -> RunResult:
     return asyncio.run(RemoteSandbox(url).run("print(1)", **options))
 
 

@@ -14,7 +14,7 @@ from milescli.recipe.rewards import CodeSettings
 from milescli.rollout.contract import check_reward
 from milescli.rollout.rewards.code import reward as module
 from milescli.rollout.rewards.code.reward import Code, code
-from milescli.sandbox.base import Ran, Sandbox
+from milescli.sandbox.base import RunResult, Sandbox
 from milescli.sandbox.choose import choose
 
 ADD = {"asserts": ["assert add(1, 2) == 3", "assert add(2, 2) == 4"]}
@@ -172,9 +172,9 @@ class Slow(Sandbox):
     def __init__(self) -> None:
         self.limits: list[float] = []
 
-    async def run(self, code: str, **asked: Any) -> Ran:
+    async def run(self, code: str, **asked: Any) -> RunResult:
         self.limits.append(asked["limits"].wall_s)
-        return Ran(stdout="3", stderr="", exit_code=0, ended="exited", seconds=1.0)
+        return RunResult(stdout="3", stderr="", exit_code=0, ended="exited", seconds=1.0)
 
 
 def test_the_time_of_all_tests_is_the_codes_and_not_the_sandboxs(
@@ -192,7 +192,7 @@ def test_the_time_of_all_tests_is_the_codes_and_not_the_sandboxs(
 
 def test_a_sandbox_that_fails_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Slow):
-        async def run(self, code: str, **asked: Any) -> Ran:
+        async def run(self, code: str, **asked: Any) -> RunResult:
             raise SandboxError("the sandbox did not respond", why="it had 90 s", fix="doctor")
 
     monkeypatch.setattr(module, "RemoteSandbox", lambda url: Broken())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milescli.rollout.rewards.extraction import stated
+from milescli.rollout.rewards.extraction import stated_answer
 from milescli.rollout.rewards.math.reward import math
 from milescli.rollout.rewards.math.worker import grade
 from tests.rollout.rewards.math.other_pairs import CONTRADICTORY, UNEQUAL
@@ -111,7 +111,7 @@ def test_a_contradiction_scores_nothing_and_is_no_label(answer: str) -> None:
 def test_without_a_box_the_answer_is_what_is_called_so_or_comes_last(
     response: str, answer: str
 ) -> None:
-    assert stated(response) == answer
+    assert stated_answer(response) == answer
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=9).map("".join))

@@ -84,7 +84,7 @@ def test_a_label_that_cannot_be_graded_is_a_fault(label: str) -> None:
 def test_a_label_that_cannot_be_decided_in_time_is_a_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module.Graders, "ask", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(module.GraderPool, "grade", lambda *_args, **_kwargs: None)
     assert MathReward(limit_s=2.0).check_label("x + 1") == (
         "it is not decided within 2 s whether it equals itself"
     )
@@ -169,12 +169,12 @@ def test_a_grader_that_dies_once_is_not_the_answers_fault(
 
     monkeypatch.setattr(module, "UserWorker", Killed)
     asked = {"label": "x + 1", "response": "\\boxed{1 + x}"}
-    assert module.Graders(1).ask(asked, limit_s=60.0) == reply
+    assert module.GraderPool(1).grade(asked, limit_s=60.0) == reply
     assert Killed.num == deaths
 
 
 def test_an_undecided_answer_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.Graders, "ask", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(module.GraderPool, "grade", lambda *_args, **_kwargs: None)
     reward = MathReward(limit_s=1.0)
     assert reward(prompt="", response="x", label="1") == 0.0
     assert reward.num_undecided == 1
@@ -183,17 +183,17 @@ def test_an_undecided_answer_is_counted(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_process_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ANSWER", "milescli.rollout.rewards.no_such_module:answer")
     with pytest.raises(RewardError, match="did not start") as refused:
-        module.Graders(1).ask({"label": "1"}, limit_s=10.0)
+        module.GraderPool(1).grade({"label": "1"}, limit_s=10.0)
     assert "No module named" in refused.value.why
 
 
 def test_a_call_ends_before_the_scorers_bound_also_on_a_busy_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert MathReward().within(30.0).most_s < 30.0
+    assert MathReward().within(30.0).max_s < 30.0
     monkeypatch.setattr(module, "cpu_seconds", lambda pid: 0.0)
     with pytest.raises(RewardError, match="too little processor time"):
-        MathReward(limit_s=3600.0, most_s=0.3)(prompt="", response=ENDLESS, label="4")
+        MathReward(limit_s=3600.0, max_s=0.3)(prompt="", response=ENDLESS, label="4")
 
 
 def test_its_bound_stays_below_the_scorers() -> None:

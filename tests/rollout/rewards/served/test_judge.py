@@ -33,7 +33,7 @@ def _scores(rollout: Rollout, texts: list[str], *, prompt: Prompt = PROMPT) -> l
     async def run() -> list[float]:
         scorer = scorer_of(rollout)
         async with asyncio.timeout(60):
-            calls = [scorer.scored(prompt, Response(text=text)) for text in texts]
+            calls = [scorer.score_response(prompt, Response(text=text)) for text in texts]
             return [score.reward for score in await asyncio.gather(*calls)]
 
     return asyncio.run(run())
@@ -205,9 +205,9 @@ def test_a_judge_that_forgets_its_score_once_is_asked_again() -> None:
 def test_where_no_reply_at_all_has_a_score_the_run_stops() -> None:
     with (
         serving(lambda asked, number: said("I cannot judge.")) as server,
-        pytest.raises(RewardError, match=f"so it is with all of {module.HOPELESS} replies"),
+        pytest.raises(RewardError, match=f"so it is with all of {module.MAX_UNPARSED} replies"),
     ):
-        _scores(_rollout(server.url, unparsed="zero"), ["4"] * module.HOPELESS)
+        _scores(_rollout(server.url, unparsed="zero"), ["4"] * module.MAX_UNPARSED)
 
 
 def test_many_are_asked_at_once_and_no_more_than_told() -> None:

@@ -29,8 +29,8 @@ def _scores(rollout: Rollout, texts: list[str]) -> list[Score]:
         responses = [Response(text=text, num_tokens=1) for text in texts]
         async with asyncio.timeout(60):
             if scorer.scores_groups:
-                return await scorer.scored_group(PROMPT, responses)
-            return await asyncio.gather(*(scorer.scored(PROMPT, one) for one in responses))
+                return await scorer.score_responses(PROMPT, responses)
+            return await asyncio.gather(*(scorer.score_response(PROMPT, one) for one in responses))
 
     return asyncio.run(run())
 

@@ -116,7 +116,7 @@ def _label(*asked: tuple[str, dict[str, object]]) -> str:
 
 def _score(response: str, label: str, **settings: str) -> float:
     rollout = Rollout(instructions=InstructionSettings(**settings))  # type: ignore[arg-type]
-    return instructions.made_for(rollout)(prompt="", response=response, label=label)
+    return instructions.with_settings(rollout)(prompt="", response=response, label=label)
 
 
 def test_all_published_instructions_are_there_and_tried() -> None:

@@ -59,12 +59,12 @@ def test_the_best_of_several_labels_counts() -> None:
 def test_the_part_that_is_compared_can_be_chosen(where: str, response: str, score: float) -> None:
     rollout = Rollout(match=MatchSettings(answer=where))  # type: ignore[arg-type]
     for reward in (f1, exact_match):
-        asked = reward.made_for(rollout)
+        asked = reward.with_settings(rollout)
         assert asked(prompt="", response=response, label="Paris") == score
 
 
 def test_exact_match_is_strict_unless_told() -> None:
-    squad = exact_match.made_for(Rollout(match=MatchSettings(normalize="squad")))
+    squad = exact_match.with_settings(Rollout(match=MatchSettings(normalize="squad")))
     assert exact_match(prompt="", response="the Paris.", label="Paris") == 0.0
     assert squad(prompt="", response="the Paris.", label="Paris") == 1.0
     assert squad(prompt="", response="Paris", label='["London", "Paris"]') == 1.0

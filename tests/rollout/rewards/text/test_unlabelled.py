@@ -16,7 +16,7 @@ from milescli.rollout.rewards.text.unlabelled import format as form
 
 def _score(response: str, **settings: object) -> float:
     rollout = Rollout(format=FormatSettings(**settings))  # type: ignore[arg-type]
-    return form.made_for(rollout)(prompt="", response=response, label=None)
+    return form.with_settings(rollout)(prompt="", response=response, label=None)
 
 
 @pytest.mark.parametrize(
@@ -65,4 +65,4 @@ def test_the_length_penalty_rises_from_target_to_limit(num_tokens: int, penalty:
     )
     prompt = Prompt(index=0, token_ids=[1], text="")
     response = Response(text="x", num_tokens=num_tokens)
-    assert asyncio.run(scorer_of(rollout).scored(prompt, response)).reward == penalty
+    assert asyncio.run(scorer_of(rollout).score_response(prompt, response)).reward == penalty

@@ -1,5 +1,5 @@
-"""The argument of an endpoint: a run, a question, and the run's history. Endpoints are plain
-functions in the files beside: `Asked` in, JSON values out; each runs in a thread."""
+"""Defines the argument of an endpoint: a run, a query, and the run's history. Endpoints are plain
+functions in the neighbouring files: `RunRequest` in, JSON values out; each runs in a thread."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LONGEST_TEXT = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """The query of one request."""
+class Query:
+    """Holds the query parameters of one request."""
 
     pairs: Sequence[tuple[str, str]] = field(default=())
     """Names and values, in their order."""
 
     def text(self, name: str) -> str:
-        """Return the last value of a name; empty where none was given. Raises BadRequest where it
-        is too long."""
+        """Return the last value of a name; empty if there is none. Raises BadRequest if it is too
+        long."""
         value = next((value for key, value in reversed(self.pairs) if key == name), "")
         if len(value) > LONGEST_TEXT:
             raise BadRequest(
@@ -38,13 +38,13 @@ class Question:
         return value
 
     def texts(self, name: str) -> list[str]:
-        """Return all values of a name, each once."""
+        """Return all different values of a name."""
         return list(dict.fromkeys(value for key, value in self.pairs if key == name))
 
     def number(
         self, name: str, default: int | None = None, *, low: int = 0, high: int = 2**53
     ) -> int | None:
-        """Return a whole number. Raises BadRequest for what is none, or not within [low, high]."""
+        """Return a whole number. Raises BadRequest if it is none, or not within [low, high]."""
         text = self.text(name)
         if not text:
             return default
@@ -69,16 +69,16 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One request about one run."""
+class RunRequest:
+    """Holds one request about one run."""
 
     shown: ShownRun
     histories: Histories
-    question: Question = field(default_factory=Question)
+    query: Query = field(default_factory=Query)
     names: Mapping[str, str] = field(default_factory=dict)
     """Parts of the path: attempt, file."""
     nothing: History = field(default_factory=History)
-    """Empty history of an adapter without events, the same object at each look."""
+    """Empty history for an adapter without events; the same object each time."""
 
     @property
     def run(self) -> RunDir:
@@ -87,16 +87,16 @@ class Asked:
 
     @property
     def with_logs(self) -> RunDir:
-        """Return the directory with logs, plan and manifest: an adapter's are those of the run that
+        """Return the directory with logs, plan and manifest: for an adapter, that of the run that
         trains it."""
-        above = self.shown.above
+        above = self.shown.parent
         return above if above is not None and not (self.run.path / "logs").is_dir() else self.run
 
     @contextmanager
     def history(self) -> Iterator[History]:
-        """Give the history as `Histories.reading` does. Of an adapter without events of its own,
-        give the part of the run that trains it."""
-        above = self.shown.above
+        """Provide the history as `Histories.reading` does. For an adapter without events of its
+        own, provide its part of the history of the run that trains it."""
+        above = self.shown.parent
         if above is None or self.run.events_file.exists():
             with self.histories.reading(self.run) as history:
                 yield history

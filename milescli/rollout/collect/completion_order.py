@@ -1,17 +1,17 @@
-"""Keeps a bounded number of groups in the making, and trains on those that are done first: no step
-waits for a straggler while other groups are there. The work itself is the Collector's.
+"""Collects for later steps while the trainer works, and lets each step train on the groups that
+finish first: no step waits for a slow group while others are complete. `Collector` samples the
+groups.
 
-At weight version v the trainer may have begun at most (v - v0 + max_staleness + 1) steps' worth of
-groups since version v0, refused and given-up ones aside (the bound of AReaL, arXiv 2505.24298,
-equation 3): rollout waits for the trainer there, and the trainer waits for a step's worth of
-groups. A group is as old as its oldest token. One that no step can take any more is given up,
-whether it is done or not, and its prompt is begun anew, or left out; or the last step that can
-waits for it.
+At weight version v at most (v - v0 + max_staleness + 1) steps' worth of groups have begun since
+version v0, without refused and abandoned ones (the bound of AReaL, arXiv 2505.24298, equation 3).
+Rollout waits for the trainer at this bound, and the trainer waits for a step's worth of groups. A
+group is as old as its oldest token. If a group is too old for every later step, it is abandoned,
+complete or not, and its prompt is sampled again or dropped; with `rollout.stale_groups: wait` the
+last step that can use it waits for it.
 
-Steps take prompts out of their order, so that a run's place in its source is the oldest prompt that
-no step has settled, and those behind it that were (`taken`). A resumed run first takes the steps
-that its journal has, group for group, and begins nothing new meanwhile.
-"""
+Steps take prompts out of order. A checkpoint therefore records the position of the oldest prompt
+that no step has settled, and the settled positions after it (`taken`). A resumed run first takes
+the steps whose groups are all in its journal, and starts no other groups until then."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from milescli.rollout.collect.collector import (
     Batch,
     Collector,
     Progress,
-    too_few_kept,
-    waited_too_long,
+    missing_groups_error,
+    too_few_groups_error,
 )
 from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
 from milescli.rollout.collect.selectors import Tried
@@ -42,7 +42,7 @@ max_staleness + 1 steps would be restarted for ever."""
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One prompt in flight."""
+    """Holds one prompt in flight."""
 
     position: int
     """Position of the prompt in the source."""
@@ -72,9 +72,9 @@ class _Slot:
         return sum(sample.num_loss_tokens for sample in self.group.samples)
 
 
-class DoneFirstCollector:
-    """Collects like `AheadCollector`, but a step takes the groups that finish first. Belongs to one
-    event loop; one `take` at a time."""
+class CompletionOrderCollector:
+    """Collects like `PrefetchingCollector`, but a step takes the groups that finish first. Belongs
+    to one event loop; one `take` at a time."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class DoneFirstCollector:
         """Positions that were left out, since the last step."""
         self._done: list[_Slot] = []
         """Those of `_slots` that are scored, the first that was done first."""
-        self._again: dict[int, BatchRecord] = {}
+        self._recorded_steps: dict[int, BatchRecord] = {}
         """By step: what the journal has whole."""
-        self._ending: set[asyncio.Task[None]] = set()
+        self._cancelled_tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._next_step = self._last_step = 0
         self._version = WeightVersion(0)
         self._lag = 0
@@ -129,7 +129,8 @@ class DoneFirstCollector:
 
     @property
     def history(self) -> dict[int, Tried]:
-        """Return nothing: a curriculum needs the results of the step before."""
+        """Return an empty mapping: a curriculum cannot be used here, as it needs the previous
+        step's results."""
         return self._collector.history
 
     @property
@@ -146,7 +147,7 @@ class DoneFirstCollector:
         return sorted(place for place in self._settled if place > position)
 
     @property
-    def _bound(self) -> int:
+    def _max_in_flight(self) -> int:
         """Return how many groups may be in flight: as many as the trainer can still take within the
         bound of staleness and the remaining steps."""
         ahead = self._version + self._lag - self._next_step + 1 + self._rollout.max_staleness
@@ -170,13 +171,13 @@ class DoneFirstCollector:
         while step <= last_step and (record := self._journal.batch(step, start=start)) is not None:
             if not self._settled.isdisjoint([*record.positions, *record.dropped]):
                 break
-            self._again[step] = record
+            self._recorded_steps[step] = record
             step, start = step + 1, record.end
         self._skip_settled()
         self._fill()
 
-    def published(self, version: WeightVersion) -> None:
-        """Record that the engines hold `version`: give up groups that are too old for it, and begin
+    def on_published(self, version: WeightVersion) -> None:
+        """Record that the engines hold `version`: abandon groups that are too old for it, and start
         others."""
         assert version >= self._version, f"version {version} after {self._version}"
         self._version = version
@@ -196,25 +197,25 @@ class DoneFirstCollector:
         assert version == self._version, (
             f"version {version} was not published; the last was {self._version}"
         )
-        again, progress = self._again.get(step), Progress(step=step)
+        recorded, progress = self._recorded_steps.get(step), Progress(step=step)
         bound_s = self._recipe.machine.step_timeout_s
         try:
             async with asyncio.timeout(bound_s) as bound:
-                if again is None:
-                    await self._until_done(step)
-                    batch, record = self._chosen(step)
+                if recorded is None:
+                    await self._wait_for_groups(step)
+                    batch, record = self._choose_groups(step)
                 else:
-                    batch, record = await self._collect_again(again, progress), again
+                    batch, record = await self._collect_recorded(recorded, progress), recorded
         except TimeoutError:
             if not bound.expired():
                 raise
             begun = [progress, *(slot.progress for slot in self._slots.values())]
-            raise waited_too_long(begun, step=step, bound_s=bound_s) from None
-        groups = await self._collector.account(batch, version=version)
+            raise missing_groups_error(begun, step=step, bound_s=bound_s) from None
+        groups = await self._collector.finish_batch(batch, version=version)
         # nothing is awaited from here on: a step that is cancelled before has taken nothing
         self._settle(record)
-        if self._again.pop(step, None) is None:
-            self._journal.keep_batch(replace(record, end=self.position))
+        if self._recorded_steps.pop(step, None) is None:
+            self._journal.record_batch(replace(record, end=self.position))
         self._next_step += 1
         self._flow = replace(
             self._collector.flow,
@@ -231,13 +232,13 @@ class DoneFirstCollector:
         that are complete; a resumed run generates the others again."""
         self._stopped = True
         tasks = [slot.task for slot in self._slots.values() if slot.task is not None]
-        tasks += self._ending
+        tasks += self._cancelled_tasks
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._source.seek(self.position)
-        for held in (self._slots, self._backlog, self._done, self._refused, self._dropped):
-            held.clear()
+        for container in (self._slots, self._backlog, self._done, self._refused, self._dropped):
+            container.clear()
 
     # ------------------------------------------------------------------ rollout's side
 
@@ -255,18 +256,18 @@ class DoneFirstCollector:
             self._source.take(1)
 
     def _fill(self) -> None:
-        """Begin as many groups as the bounds allow; none while steps come from the journal, which
-        may have the next ones too."""
+        """Start as many groups as the bounds allow; none while steps come from the journal, which
+        may have the next groups too."""
         while (
-            not (self._stopped or self._again)
-            and len(self._slots) < self._bound
+            not (self._stopped or self._recorded_steps)
+            and len(self._slots) < self._max_in_flight
             and len(self._refused) < self._max_refused
         ):
             slot = self._backlog.popleft() if self._backlog else self._draw()
             slot.began, slot.progress = self._version, Progress(step=self._next_step)
             self._slots[slot.position] = slot
             slot.task = asyncio.create_task(self._play(slot), name=f"prompt-{slot.position}")
-            slot.task.add_done_callback(self._ended)
+            slot.task.add_done_callback(self._on_task_end)
 
     async def _play(self, slot: _Slot) -> None:
         group = await self._collector.group(slot.epoch, slot.prompt, slot.position, slot.progress)
@@ -284,11 +285,11 @@ class DoneFirstCollector:
             self._refused[slot.position] = group
         self._fill()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._ending.discard(task)
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._cancelled_tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error
-        self._news.set()
+        self._changed.set()
 
     def _is_too_old(self, slot: _Slot) -> bool:
         return self._version - slot.oldest > self._rollout.max_staleness
@@ -297,7 +298,7 @@ class DoneFirstCollector:
         assert slot.task is not None
         if not slot.task.done():
             slot.task.cancel()
-            self._ending.add(slot.task)
+            self._cancelled_tasks.add(slot.task)
         del self._slots[slot.position]
         self._done = [other for other in self._done if other is not slot]
         self._num_stale += 1
@@ -316,7 +317,7 @@ class DoneFirstCollector:
 
     # ------------------------------------------------------------------ the trainer's side
 
-    async def _until_done(self, step: int) -> None:
+    async def _wait_for_groups(self, step: int) -> None:
         """Wait for a step's worth of groups. Raises what a sample raised, or MilesError."""
         wanted = self._rollout.prompts_per_step
         while True:
@@ -325,15 +326,15 @@ class DoneFirstCollector:
             if len(self._done) >= wanted and not self._waits_for_old():
                 return
             if len(self._slots) == len(self._done) and len(self._refused) >= self._max_refused:
-                raise too_few_kept(
+                raise too_few_groups_error(
                     self._rollout,
                     [slot.group for slot in self._done if slot.group is not None],
                     list(self._refused.values()),
                     step=step,
                     rounds=self._rollout.max_filter_rounds,
                 )
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     def _waits_for_old(self) -> bool:
         """Return True if an unfinished group can be used by this step only, and the recipe waits
@@ -345,7 +346,7 @@ class DoneFirstCollector:
         num_done = sum(slot.group is not None for slot in old)
         return num_done < min(len(old), self._rollout.prompts_per_step)
 
-    def _chosen(self, step: int) -> tuple[Batch, BatchRecord]:
+    def _choose_groups(self, step: int) -> tuple[Batch, BatchRecord]:
         """Return the finished groups that the step takes."""
         oldest = sorted(self._done, key=lambda slot: slot.oldest)
         chosen = sorted(oldest[: self._rollout.prompts_per_step], key=lambda slot: slot.position)
@@ -366,7 +367,7 @@ class DoneFirstCollector:
         )
         return batch, record
 
-    async def _collect_again(self, record: BatchRecord, progress: Progress) -> Batch:
+    async def _collect_recorded(self, record: BatchRecord, progress: Progress) -> Batch:
         """Return the batch as an earlier run collected it; the journal has all its groups."""
         while self._source.position <= max([*record.positions, *record.dropped]):
             self._backlog.append(self._draw())
@@ -387,11 +388,11 @@ class DoneFirstCollector:
 
     def _settle(self, record: BatchRecord) -> None:
         """Mark the record's prompts as settled: no later step takes them."""
-        gone = {*record.positions, *record.dropped}
-        self._settled |= gone
-        self._slots = {at: slot for at, slot in self._slots.items() if at not in gone}
-        self._done = [slot for slot in self._done if slot.position not in gone]
-        self._backlog = deque(slot for slot in self._backlog if slot.position not in gone)
-        self._refused = {at: group for at, group in self._refused.items() if at not in gone}
-        self._dropped = [place for place in self._dropped if place not in gone]
+        settled = {*record.positions, *record.dropped}
+        self._settled |= settled
+        self._slots = {at: slot for at, slot in self._slots.items() if at not in settled}
+        self._done = [slot for slot in self._done if slot.position not in settled]
+        self._backlog = deque(slot for slot in self._backlog if slot.position not in settled)
+        self._refused = {at: group for at, group in self._refused.items() if at not in settled}
+        self._dropped = [place for place in self._dropped if place not in settled]
         self._settled = set(self.taken)

@@ -22,7 +22,7 @@ from milescli.core.types import (
     WeightVersion,
 )
 from milescli.recipe.schema import Recipe
-from milescli.rollout.collect.elsewhere import GroupNumbers, with_decisions
+from milescli.rollout.collect.remote_groups import GroupNumbers, with_decisions
 from milescli.rollout.collect.rollout_stats import summarise
 from milescli.rollout.collect.selectors import overlong, truncated
 from milescli.train.base import TrainSequence

@@ -1,6 +1,6 @@
-"""The dry run's check of data, tokenizer and reward: finds within seconds, in a process of its own,
-what a launch would refuse after reading them. All rows are read, and some are tokenised; nothing is
-downloaded, nothing is left behind. Called by `dry_run`."""
+"""Checks the data, tokenizer and reward of a dry run: finds within seconds, in a process of its
+own, the errors with which a launch would refuse them. All rows are read, and some are tokenised;
+nothing is downloaded, and no file remains. Called by `dry_run`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from milescli.agents.tool_kit import offered
+from milescli.agents.tool_kit import offered_tools
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import MilesError
 from milescli.data.images import OF_ANY_MODEL
@@ -17,43 +17,43 @@ from milescli.data.prompt_encoder import NoTokens
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.models import ModelFacts
 from milescli.recipe.schema import Recipe
+from milescli.runtime.inputs.auxiliary_models import checkpoint_of, is_checkpoint
 from milescli.runtime.inputs.checks import (
     INPUTS,
     OTHER_MODELS,
     Check,
-    NotMade,
+    CheckSkipped,
+    CheckSubject,
     Outcome,
-    Subject,
-    outcomes,
+    run_checks,
 )
 from milescli.runtime.inputs.data_files import with_local_files
-from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
 from milescli.runtime.inputs.run_data import load_data, why_unread
-from milescli.runtime.inputs.run_inputs import require_parts_of_episodes, stop_ids_of_turns
+from milescli.runtime.inputs.run_inputs import require_episode_parts, stop_ids_of_turns
 from milescli.workers.worker import UserWorker
 
-BOUND_S = 120.0
-"""Time for the process to read the data, besides the time of a reward."""
+TIMEOUT_S = 120.0
+"""Seconds for the process to read the data, in addition to the time of a reward."""
 NUM_TOKENISED = 512
 """Number of rows of a file that are tokenised; all are read."""
 
 
-class Look:
-    """A process that checks the inputs of one recipe; it starts at once."""
+class InputCheckProcess:
+    """Checks the inputs of one recipe in a process, which starts at once."""
 
     def __init__(self, recipe: Recipe, facts: ModelFacts) -> None:
-        """`facts`: of the recipe's model."""
+        """Start the process. `facts`: of the recipe's model."""
         self._recipe = recipe
-        self._worker = UserWorker(f"{__name__}:look")
+        self._worker = UserWorker(f"{__name__}:check_inputs")
         _, self._reply = self._worker.call(recipe, facts)
 
     def outcomes(self) -> list[Outcome]:
-        """Wait for the outcomes. A check that takes too long counts as not made."""
-        bound_s = BOUND_S + 2 * self._recipe.rollout.reward_timeout_s
+        """Wait for the outcomes, and return them. A check that takes too long counts as skipped."""
+        bound_s = TIMEOUT_S + 2 * self._recipe.rollout.reward_timeout_s
         try:
             if not concurrent.futures.wait([self._reply], timeout=bound_s).done:
                 why = f"the dry run waited {bound_s:g} s for the data"
-                return [_unmade(check, why) for check in INPUTS]
+                return [_skipped(check, why) for check in INPUTS]
             return self._reply.result()
         finally:
             self.close()
@@ -63,15 +63,16 @@ class Look:
         self._worker.close()
 
 
-def look(recipe: Recipe, facts: ModelFacts) -> list[Outcome]:
-    """Make all checks whose inputs are on this machine. `Look` calls it in its process."""
+def check_inputs(recipe: Recipe, facts: ModelFacts) -> list[Outcome]:
+    """Return the outcomes of all checks whose inputs are on this machine. `InputCheckProcess` calls
+    it in its process."""
     with tempfile.TemporaryDirectory(prefix="miles-look-") as folder:
-        return list(_looked(recipe, facts, RunDir(path=Path(folder))))
+        return list(_check_outcomes(recipe, facts, RunDir(path=Path(folder))))
 
 
-def _looked(recipe: Recipe, facts: ModelFacts, run: RunDir) -> Iterator[Outcome]:
+def _check_outcomes(recipe: Recipe, facts: ModelFacts, run: RunDir) -> Iterator[Outcome]:
     """Yield the outcomes. Imports the user's plug-ins first: their imports must find torch."""
-    episodes = list(outcomes(OF_EPISODES, Subject(recipe=recipe)))
+    episodes = list(run_checks(OF_EPISODES, CheckSubject(recipe=recipe)))
     yield from episodes
     if any(one.refusal is not None for one in episodes):
         return
@@ -90,9 +91,9 @@ def _looked(recipe: Recipe, facts: ModelFacts, run: RunDir) -> Iterator[Outcome]
     )
     if tokenizer is not None:
         tokenizer.num_embeddings = facts.vocab_size
-    subject, outcome = _subject(recipe, facts, tokenizer, missing, run)
+    subject, outcome = _check_subject(recipe, facts, tokenizer, missing, run)
     yield outcome
-    yield from outcomes([OTHER_MODELS, *INPUTS], subject)
+    yield from run_checks([OTHER_MODELS, *INPUTS], subject)
     if subject.heldout is not None:
         yield Outcome(
             name="near leaks",
@@ -101,19 +102,20 @@ def _looked(recipe: Recipe, facts: ModelFacts, run: RunDir) -> Iterator[Outcome]
         )
 
 
-def _subject(
+def _check_subject(
     recipe: Recipe,
     facts: ModelFacts,
     tokenizer: ChatTokenizer | None,
     missing: dict[str, str],
     run: RunDir,
-) -> tuple[Subject, Outcome]:
-    """Read the data. Return what the checks compare, and whether rows and columns are valid."""
+) -> tuple[CheckSubject, Outcome]:
+    """Read the data. Return the inputs of the checks, and the outcome that says whether rows and
+    columns are valid."""
     own = Outcome(name="rows", compares="columns and rows of the data with what the recipe reads")
-    subject = Subject(recipe=recipe, facts=facts, tokenizer=tokenizer, missing=missing)
+    subject = CheckSubject(recipe=recipe, facts=facts, tokenizer=tokenizer, missing=missing)
     if why := why_unread(recipe.data):
         missing["prompts"] = missing["rows"] = why
-        return subject, _unmade(own, why)
+        return subject, _skipped(own, why)
     try:
         data = with_local_files(recipe.data, run, recipe.run.seed, output=None)
         unknown = NoTokens(images=OF_ANY_MODEL if facts.vision is not None else None)
@@ -124,9 +126,9 @@ def _subject(
         missing["prompts"] = missing["rows"] = "rows were rejected"
         return subject, Outcome(name=own.name, compares=own.compares, refusal=error)
     if data.train is not None and tokenizer is None:
-        own = _unmade(own, missing["tokenizer"])
+        own = _skipped(own, missing["tokenizer"])
         missing["rows"] = missing["tokenizer"]
-    return Subject(
+    return CheckSubject(
         recipe=recipe,
         facts=facts,
         tokenizer=tokenizer,
@@ -152,22 +154,22 @@ def _tokenizer(recipe: Recipe, missing: dict[str, str]) -> ChatTokenizer | None:
         return None
     if is_checkpoint(folder):
         folder = checkpoint_of(folder).model_dir
-    tools = () if recipe.rollout.mcp else offered(recipe.rollout)
+    tools = () if recipe.rollout.mcp else offered_tools(recipe.rollout)
     return load_tokenizer(folder, chat_template=recipe.data.chat_template, tools=tools)
 
 
-def _unmade(check: Check | Outcome, why: str) -> Outcome:
+def _skipped(check: Check | Outcome, why: str) -> Outcome:
     return Outcome(name=check.name, compares=check.compares, not_checked=why)
 
 
-def _episodes(subject: Subject) -> None:
-    require_parts_of_episodes(subject.recipe)
+def _episodes(subject: CheckSubject) -> None:
+    require_episode_parts(subject.recipe)
 
 
-def _tools(subject: Subject) -> None:
+def _tools(subject: CheckSubject) -> None:
     if subject.recipe.rollout.mcp:
-        raise NotMade("use `miles doctor --recipe` to start the servers of tools")
-    offered(subject.recipe.rollout)
+        raise CheckSkipped("use `miles doctor --recipe` to start the servers of tools")
+    offered_tools(subject.recipe.rollout)
 
 
 OF_EPISODES = (

@@ -22,10 +22,10 @@ _LAST_WORD = re.compile(r"\s*\w{0,16}\Z", re.ASCII)
 
 
 @dataclass(slots=True, kw_only=True)
-class Pieces:
-    """Emits the pieces of one response. Belongs to one event loop."""
+class TextPieces:
+    """Streams the text of one response piece by piece. Belongs to one event loop."""
 
-    tell: OnPiece
+    emit: OnPiece
     decode: Callable[[Sequence[int]], str]
     """Token ids -> text; with special tokens where there is a parser."""
     parse: Callable[[str], Awaitable[Parsed]] | None
@@ -36,7 +36,7 @@ class Pieces:
     _end: int = 0
     """Tokens from `_start` to `_end` are the last in `_text`: a character, or the space before a
     word, may depend on tokens before it."""
-    _told: dict[str, str] = field(default_factory=dict)
+    _emitted: dict[str, str] = field(default_factory=dict)
     _parsing: asyncio.Task[None] | None = None
 
     def add(self, token_ids: Sequence[int]) -> None:
@@ -51,7 +51,7 @@ class Pieces:
         self._text += text[len(known) :]
         self._start, self._end = self._end, len(token_ids)
         if self.parse is None:
-            self._tell("content", self._text)
+            self._emit("content", self._text)
         elif self._parsing is None or self._parsing.done():
             self._parsing = asyncio.ensure_future(self._parse_all())
 
@@ -69,13 +69,13 @@ class Pieces:
             size = len(text)
             parsed = await self.parse(text)
             for part, piece in sure_parts(parsed, has_tools=self.has_tools):
-                self._tell(part, piece)
+                self._emit(part, piece)
 
-    def _tell(self, part: str, text: str) -> None:
-        told = self._told.get(part, "")
+    def _emit(self, part: str, text: str) -> None:
+        told = self._emitted.get(part, "")
         if len(text) > len(told) and text.startswith(told):
-            self._told[part] = text
-            self.tell(part, text[len(told) :])
+            self._emitted[part] = text
+            self.emit(part, text[len(told) :])
 
 
 def sure_parts(parsed: Parsed, *, has_tools: bool) -> Iterator[tuple[str, str]]:

@@ -25,8 +25,8 @@ from milescli.sandbox.processes import (
 )
 from milescli.sandbox.warden import SIGNAL_BASE
 
-LOOK_S = 0.02
-"""Seconds between two checks of what a run uses; it may use more in between."""
+CHECK_EVERY_S = 0.02
+"""Seconds between two checks of a run's usage; it may exceed its limits in between."""
 MAX_FILES = 4096
 _START_S = 60.0
 """Time for the jail and Python to start on a busy machine; the wall time begins after it."""
@@ -36,11 +36,11 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 
 class NotStarted(Exception):
-    """Reports that the jail itself failed, and how."""
+    """Reports that the jail itself failed, and the reason."""
 
 
 @dataclass(slots=True)
-class Printed:
+class Output:
     """Collects output up to a limit."""
 
     most: int
@@ -64,7 +64,7 @@ class Printed:
         }
 
 
-class Contained:
+class JailedRun:
     """Controls the processes of one jail. Another thread may call `stop`."""
 
     def __init__(self, jail: Jail, request: dict[str, Any], *, slot: int) -> None:
@@ -77,7 +77,7 @@ class Contained:
         self._selector = selectors.DefaultSelector()
         self._leash = self.control = self._process_fd = self._first_fd = -1
         self._pump: list[bytes] = []
-        self.printed = Printed(self.limits["output_bytes"])
+        self.printed = Output(self.limits["output_bytes"])
         try:
             self._start(request, slot)
             self._await_begin()
@@ -90,8 +90,8 @@ class Contained:
             raise
 
     def follow(self, *, deadline: float, is_cell: bool = False) -> dict[str, Any]:
-        """Wait until it ends, reaches a limit or, with `is_cell`, finishes a cell; then return a
-        reply with what was `printed`. Unless a cell finished, the caller should end it."""
+        """Wait until the run ends, reaches a limit or, with `is_cell`, finishes a cell; then return
+        a reply with its output. Unless a cell finished, the caller should end it."""
         printed, began = self.printed, time.monotonic()
         ended, why, exit_code = "", "", None
         looked = 0.0
@@ -100,7 +100,7 @@ class Contained:
             if now >= deadline:
                 ended, why = "timeout", "wall time"
                 break
-            happened = self._happened(min(deadline - now, LOOK_S))
+            happened = self._next_event(min(deadline - now, CHECK_EVERY_S))
             if self._stopped:
                 ended, why = "killed", "nobody waits for it any more"
             elif printed.is_over:
@@ -113,9 +113,9 @@ class Contained:
             elif happened == "exited":
                 ended, why, exit_code = self._exited()
                 self._drain(_DRAIN_S)
-            elif now - looked >= LOOK_S:
+            elif now - looked >= CHECK_EVERY_S:
                 looked = now
-                ended, why = self._over()
+                ended, why = self._exceeded_limit()
         return {
             **printed.as_reply(),
             "ended": ended,
@@ -125,9 +125,9 @@ class Contained:
         }
 
     def idle(self, *, deadline: float) -> str:
-        """Wait between two cells: returns an empty text when there is work, else the reason to end.
+        """Wait between two cells. Return an empty text when there is work, else the reason to end.
         Output that is printed meanwhile belongs to the next cell."""
-        self.printed = Printed(self.limits["output_bytes"])
+        self.printed = Output(self.limits["output_bytes"])
         looked = 0.0
         while True:
             now = time.monotonic()
@@ -136,11 +136,11 @@ class Contained:
                 return ""
             if now >= deadline:
                 return "wall time of the session"
-            if self._happened(min(deadline - now, 5 * LOOK_S)) == "exited":
+            if self._next_event(min(deadline - now, 5 * CHECK_EVERY_S)) == "exited":
                 return "its process has ended"
-            if now - looked >= 5 * LOOK_S:
+            if now - looked >= 5 * CHECK_EVERY_S:
                 looked = now
-                if why := self._over()[1]:
+                if why := self._exceeded_limit()[1]:
                     return why
 
     def send(self, cell: str, *, wall_s: float) -> None:
@@ -182,7 +182,8 @@ class Contained:
             remove(self._folder)
 
     def _end_first(self) -> None:
-        """Of a namespace, which bubblewrap does not wait for; it is gone after all others."""
+        """Kill the first process of a namespace, for which bubblewrap does not wait, and wait until
+        it has ended, which is after all others."""
         if self._first_fd == -1:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -215,9 +216,11 @@ class Contained:
             own, theirs = _pair()
             self.control = own
             leash, self._leash = os.pipe() if self._jail.kind == "landlock" else (-1, -1)
-            job = _sealed(self._jail.job(request, slot=slot, folder=self._folder, control=theirs))
-            rules = _sealed(request["filter"])
-            stdin = _sealed(request["stdin"].encode("utf-8", "surrogatepass"))
+            job = _sealed_fd(
+                self._jail.job(request, slot=slot, folder=self._folder, control=theirs)
+            )
+            rules = _sealed_fd(request["filter"])
+            stdin = _sealed_fd(request["stdin"].encode("utf-8", "surrogatepass"))
             inherited = [fd for fd in (theirs, leash, job, rules) if fd != -1]
             for descriptor in (*inherited, stdin):
                 closing.callback(os.close, descriptor)
@@ -247,14 +250,15 @@ class Contained:
 
     def _await_begin(self) -> None:
         deadline = time.monotonic() + _START_S
-        while (happened := self._happened(LOOK_S)) != STARTED:
+        while (happened := self._next_event(CHECK_EVERY_S)) != STARTED:
             if happened == "exited" or self._stopped or time.monotonic() > deadline:
-                self._drain(LOOK_S)
+                self._drain(CHECK_EVERY_S)
                 stderr = self.printed.as_reply()["stderr"].strip()
                 raise NotStarted(stderr[-2000:] or "it said nothing")
 
-    def _happened(self, timeout_s: float) -> str | bytes:
-        """Return `exited`, what came on the control pipe, or nothing. Reads the output."""
+    def _next_event(self, timeout_s: float) -> str | bytes:
+        """Wait for the next event. Return `exited`, the bytes from the control pipe, or an empty
+        text after the timeout. Reads the output meanwhile."""
         result: str | bytes = ""
         for key, _ in self._selector.select(max(0.0, timeout_s)):
             if key.data in ("stdout", "stderr"):
@@ -262,7 +266,7 @@ class Contained:
             elif key.data == "control":
                 result = self._control(key) or result
             elif key.data == "wake":
-                self._has_woken = self._woken() or self._has_woken
+                self._has_woken = self._was_woken() or self._has_woken
             elif key.data == "exited" and not result:
                 result = "exited"
         if self._pump:
@@ -316,7 +320,7 @@ class Contained:
             if (not ready and bound_s == 0) or time.monotonic() > deadline or self.printed.is_over:
                 return
 
-    def _woken(self) -> bool:
+    def _was_woken(self) -> bool:
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:
@@ -333,7 +337,7 @@ class Contained:
             return "killed", names.get(number, f"signal {number}"), None
         return "exited", "", status
 
-    def _over(self) -> tuple[str, str]:
+    def _exceeded_limit(self) -> tuple[str, str]:
         """Return how the run must end, and why, if it exceeds a limit."""
         limits, pids = self.limits, descendants_of(self.process.pid)
         if memory_of(pids, limit_bytes=limits["memory_bytes"]) > limits["memory_bytes"]:
@@ -360,8 +364,8 @@ class Contained:
 
 
 def measure(folder: str, *, most: int) -> tuple[int, int]:
-    """Return (bytes on disk, number of files) of a folder; stops counting after `most`. Follows no
-    link."""
+    """Return (bytes on disk, number of files) of a folder; stop counting after `most` files.
+    Follows no link."""
     size_bytes = num_files = 0
     folders = [folder]
     while folders and num_files <= most:
@@ -384,8 +388,8 @@ def _pair() -> tuple[int, int]:
     return own.detach(), theirs.detach()
 
 
-def _sealed(content: bytes) -> int:
-    """Return a read-only descriptor of the data, to which nobody can write."""
+def _sealed_fd(content: bytes) -> int:
+    """Return a read-only descriptor of the data, which nobody can change."""
     descriptor = os.memfd_create("job", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(content)

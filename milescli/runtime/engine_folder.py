@@ -1,6 +1,6 @@
-"""The quantised folder that engines start from, where a plan has them hold weights in a number
-format: made of a plain folder by the code that exports, with the choices by which weights are
-published later."""
+"""Writes the quantised folder that engines start from, if a plan has them hold weights in a number
+format. It is made from a plain folder by the code that exports, with the choices by which weights
+are published later."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MARK = "made_of.json"
 
 
 def engine_folder(spec: RunSpec) -> Path | None:
-    """Return the folder that the policy's engines start from in the place of the model's; None
-    where they hold plain weights, or nothing is trained."""
+    """Return the folder from which the policy's engines start instead of the model's; None if they
+    hold plain weights, or nothing is trained."""
     trains = any(slot.trainer_rank is not None for slot in spec.plan.slots)
     return spec.run.path / FOLDER if trains and spec.plan.engine_format else None
 
 
 def write_engine_folder(spec: RunSpec) -> None:
-    """Write that folder, unless the one that is there was made of the same model in the same way.
-    Raises CheckpointError where the disk is too small or the model cannot be read."""
+    """Write that folder, unless it exists already and was made from the same model in the same way.
+    Raises CheckpointError if the disk is too small or the model cannot be read."""
     folder = engine_folder(spec)
     if folder is None:
         return

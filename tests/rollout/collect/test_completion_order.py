@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.types import Group, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
-from milescli.rollout.collect.ahead import open_collector
 from milescli.rollout.collect.collector import sampling_seed
-from milescli.rollout.collect.done_first import MAX_RETRIES, DoneFirstCollector
+from milescli.rollout.collect.completion_order import MAX_RETRIES, CompletionOrderCollector
+from milescli.rollout.collect.prefetching import open_collector
 from milescli.rollout.collect.rollout_stats import staleness_of
 from tests.rollout.engines import ScriptedEngine, make_episodes, make_recipe, make_source
 
@@ -57,7 +57,7 @@ class Trainer:
         rollout = {"order": "done", "stale_groups": "retry", **rollout}
         recipe = make_recipe(max_staleness=max_staleness, **rollout)
         collector = open_collector(self.source, make_episodes(self.engine), recipe=recipe)
-        assert isinstance(collector, DoneFirstCollector)
+        assert isinstance(collector, CompletionOrderCollector)
         self.collector = collector
         self.steps: list[list[Group]] = []
         self.staleness: list[int] = []
@@ -76,7 +76,7 @@ class Trainer:
 
     def publish(self, version: int) -> WeightVersion:
         self.engine.version = WeightVersion(version)
-        self.collector.published(self.engine.version)
+        self.collector.on_published(self.engine.version)
         return self.engine.version
 
     async def run(self, steps: int, *, work: Callable[[], int] = lambda: 20) -> None:

@@ -15,8 +15,8 @@ from milescli.core.errors import WorkerDied
 from milescli.core.types import WeightVersion
 from milescli.data.file_prompts import FilePrompts
 from milescli.rollout.base import GenerateRequest
-from milescli.rollout.collect.ahead import AheadCollector, open_collector
 from milescli.rollout.collect.collector import Collector
+from milescli.rollout.collect.prefetching import PrefetchingCollector, open_collector
 from tests.rollout.engines import ScriptedEngine, make_episodes, make_recipe, make_source
 
 
@@ -52,7 +52,7 @@ class Trainer:
             for _ in range(work()):
                 await asyncio.sleep(0)
             version = self.engine.version = WeightVersion(version + 1)
-            self.collector.published(version)
+            self.collector.on_published(version)
             self.positions.append(self.collector.position)
         await self.collector.stop()
         assert len(asyncio.all_tasks()) == 1, "a task was left behind"
@@ -100,7 +100,7 @@ def test_the_strict_loop_is_fresh_at_every_step() -> None:
 
 def test_a_bound_of_zero_makes_the_ahead_collector_strict_too() -> None:
     trainer = Trainer(max_staleness=0)
-    trainer.collector = AheadCollector(
+    trainer.collector = PrefetchingCollector(
         trainer.collector, trainer.source, max_staleness=0, overlap=True
     )  # type: ignore[arg-type]
     asyncio.run(trainer.run(5))

@@ -1,5 +1,5 @@
-"""What one data file holds, for `miles data check`: its layout, columns, bad and repeated rows.
-`data_check` puts the files of a recipe together."""
+"""Reports what one data file contains, for `miles data check`: its layout, columns, bad and
+repeated rows. `data_check` combines the reports of a recipe's files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from milescli.rollout.rewards.label_check import MAX_LABELS
 
 NUM_SHOWN = 5
 GAP_WORDS = frozenset(("null", "none", "nan", "na", "n/a", "nil", "<na>"))
-"""Labels that other programs write for a gap."""
+"""Labels that other programs write for a missing value."""
 NUM_MEASURED = 4096
-"""Rows that are looked at, evenly spread."""
+"""Number of rows that are inspected, evenly spaced."""
 
 
 @dataclass(slots=True, kw_only=True)
-class FileLook:
-    """What one file holds, or some rows of it."""
+class FileReport:
+    """Describes one file, or some rows of it."""
 
     path: str
     columns: list[str]
@@ -44,7 +44,8 @@ class FileLook:
     bad: list[BadRow]
     """The first bad rows."""
     layout: str = ""
-    """Whose layout the first row has; empty: none that is known, columns are found by name."""
+    """Name of the known layout of the first row; empty if it is unknown, so that columns are found
+    by name."""
     reads: dict[str, str] = field(default_factory=dict)
     """Column that is read -> what it is."""
     learned: str | None = None
@@ -57,7 +58,7 @@ class FileLook:
     lengths: list[int] = field(default_factory=list)
     """Number of characters of some prompts, ascending; empty if tokens are counted."""
     words: list[str] = field(default_factory=list)
-    """Labels that other programs write for a gap, as `NA`; they are read as texts."""
+    """Labels that other programs write for a missing value, as `NA`; they are read as texts."""
     unit: str = "line"
     """Unit that names a row: line or row."""
     has_images: bool = False
@@ -67,8 +68,8 @@ class FileLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageLook:
-    """The images of a part's rows that were measured, as the model sees them."""
+class ImageReport:
+    """Describes the measured images of a part's rows, as the model sees them."""
 
     num_rows: int
     """Rows that have images."""
@@ -85,8 +86,8 @@ class ImageLook:
     """Bytes of the different images, as they are stored in memory."""
 
 
-def look_at_images(rows: Iterable[Sequence[Image]]) -> ImageLook | None:
-    """Return what is known of the images of rows; None if there are none."""
+def report_images(rows: Iterable[Sequence[Image]]) -> ImageReport | None:
+    """Return a report on the images of rows; None if there are none."""
     shown = [images for images in rows if images]
     every = [image for images in shown for image in images]
     if not every:
@@ -94,7 +95,7 @@ def look_at_images(rows: Iterable[Sequence[Image]]) -> ImageLook | None:
     by_size = sorted((image.width * image.height, image.width, image.height) for image in every)
     counts = [image.num_tokens for image in every]
     sizes = {image.sha256: len(image.png) for image in every}
-    return ImageLook(
+    return ImageReport(
         num_rows=len(shown),
         num_images=len(every),
         num_different=len(sizes),
@@ -119,20 +120,20 @@ def read_rows(
     """Read a file of prompts with a progress bar. Raises DataError as `read_file`."""
     size_bytes = table.path.stat().st_size
     label = f"reading {file.spelled()}"
-    with Transfer(output, label=label, total=size_bytes, tells_quick=False) as seen:
+    with Transfer(output, label=label, total=size_bytes, tells_quick=False) as progress:
         return read_file(
             table,
             file,
             form,
             folder=folder,
             first_index=first_index,
-            tick=lambda _: seen.reached(round(table.share_read * size_bytes)),
+            tick=lambda _: progress.reached(round(table.share_read * size_bytes)),
         )
 
 
-def unread(file: DataFile, first: dict[str, object], problem: DataError) -> FileLook:
-    """Return what is known of a file whose rows are not read."""
-    return FileLook(
+def report_unread_file(file: DataFile, first: dict[str, object], problem: DataError) -> FileReport:
+    """Return a report on a file whose rows are not read."""
+    return FileReport(
         path=file.spelled(),
         columns=list(first),
         prompt_key=None,
@@ -145,15 +146,15 @@ def unread(file: DataFile, first: dict[str, object], problem: DataError) -> File
     )
 
 
-def look_of(rows: FileRows, first: dict[str, object]) -> FileLook:
-    """Return what is known of a file whose rows were read. `first`: its first row."""
+def report_file(rows: FileRows, first: dict[str, object]) -> FileReport:
+    """Return a report on a file whose rows were read. `first`: its first row."""
     problem = None
     try:
         rows.require_good()
     except DataError as error:
         problem = error
     columns = rows.columns or Columns(path=rows.path)
-    return FileLook(
+    return FileReport(
         path=rows.spelled,
         columns=list(first),
         prompt_key=columns.chat or columns.prompt,
@@ -175,17 +176,17 @@ def _has_images(row: DataRow | ExampleRow) -> bool:
     return any(side is not None and side.images for side in sides)
 
 
-def words_in(rows: FileRows) -> list[str]:
-    """Return the labels that are words for a gap."""
+def gap_words(rows: FileRows) -> list[str]:
+    """Return the labels of the rows that are words for a missing value."""
     if rows.columns is None or rows.columns.label is None:
         return []
     labels = {row.label for row in rows.different_labels(MAX_LABELS)[0] if row.label is not None}
     return sorted(label for label in labels if label.strip().casefold() in GAP_WORDS)
 
 
-def duplicates_in(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
-    """Return how many rows repeat the prompt of an earlier row; and the first of them, its line and
-    that of the earlier one."""
+def find_duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
+    """Return the number of rows that repeat the prompt of an earlier row, and the first such pairs:
+    (line of the row, line of the earlier one)."""
     import numpy as np
 
     hashes = rows.rows.hashes("key")
@@ -198,29 +199,29 @@ def duplicates_in(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
     return len(again), [(lines[place], lines[before]) for place, before in pairs]
 
 
-def look_at_rows(
+def report_example_files(
     data: Data, key: RowField, *, kind: Kind, folder: Path, images: PromptImages | None = None
-) -> list[FileLook]:
-    """Look at each file of rows to learn from that `data.<key>` names. `images`: how the model sees
-    them. Raises DataError for a file that holds no such rows; reports bad rows."""
-    looks = []
+) -> list[FileReport]:
+    """Return a report on each file of rows to train on that `data.<key>` names. `images`: how the
+    model sees them. Raises DataError for a file without such rows; bad rows are only reported."""
+    reports = []
     for name in names_in(getattr(data, key)):
         file = file_named(name, key=f"data.{key}")
         try:
             rows = read_examples(file, data=data, key=key, kind=kind, folder=folder, images=images)
         except DataError as error:
-            looks.append(unread(file, first_row(Table(Path(file.name))), error))
+            reports.append(report_unread_file(file, first_row(Table(Path(file.name))), error))
             continue
         columns = rows.columns or Columns(path=rows.path)
-        look = look_of(rows, rows.first)
-        look.num_duplicates, look.duplicates = duplicates_in(rows)
+        look = report_file(rows, rows.first)
+        look.num_duplicates, look.duplicates = find_duplicates(rows)
         sides = (columns.chosen or columns.chat, columns.rejected)
         learned = columns.chat or columns.text or columns.response or columns.calls
         look.learned = ", ".join(filter(None, sides)) if columns.rejected else learned
         if look.problem is None and columns.rejected:
             look.problem = _equal_sides(rows)
-        looks.append(look)
-    return looks
+        reports.append(look)
+    return reports
 
 
 def _equal_sides(rows: FileRows) -> DataError | None:

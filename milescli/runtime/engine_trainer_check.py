@@ -1,5 +1,5 @@
-"""Checks that the engine computes what the trainer computes, before the first step of every
-attempt: a run on wrong engines never starts. `agreement` judges the figures."""
+"""Checks that the engine computes the same log-probs as the trainer, before the first step of every
+attempt: a run with wrong engines never starts. `train.agreement` judges the figures."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from milescli.train.packing import images_of, pack
 
 NUM_PROMPTS = 8
 MAX_NEW_TOKENS = 32
-JUMP = 3.0
-"""A layer is blamed if, with it, the difference is this many times further above the floor than
-without it."""
+BLAME_RATIO = 3.0
+"""A layer is blamed if the difference with it, in multiples of rounding, is more than this many
+times the difference without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TruthCheck:
-    """Holds everything that the check needs."""
+class EngineTrainerCheck:
+    """Compares the log-probs of engine and trainer."""
 
     recipe: Recipe
     plan: Plan
     num_layers: int
     has_experts: bool
     devices: Devices
-    """Engines and trainer, with equal weights; they take turns where they share devices."""
+    """Engines and trainer, with equal weights; they take turns if they share devices."""
     run_shown: str
     """The run, as commands name it."""
 
@@ -47,17 +47,16 @@ class TruthCheck:
         """Let the engine respond to the prompts and the trainer score the responses, twice. Both
         hold the same weights afterwards, and the engines answer.
 
-        Raises MismatchError where they differ by more than rounding explains, or at all under
-        `train.on_policy: exact`; it says by how much, and which weight or layer is the first to
-        differ, if that can be found. Where the recipe gives them different number formats, any
-        difference is explained.
-        """
-        found = await self._compared(prompts)
+        Raises MismatchError if they differ by more than rounding explains, or at all under
+        `train.on_policy: exact`; the error says by how much, and which weight or layer is the first
+        to differ, if that can be found. If the recipe gives them different number formats, any
+        difference is explained."""
+        found = await self._compare(prompts)
         if self.plan.formats_differ and math.isfinite(found.gap.max):
             found = replace(found, agreement=Agreement.EXPLAINED)
         if found.agreement is Agreement.WRONG:
             where = await self._blame(prompts, found)
-            raise _mismatch(found, where, run=self.run_shown)
+            raise _mismatch_error(found, where, run=self.run_shown)
         if self.devices.engines_asleep:
             await self.devices.publish(self.devices.version)
         return EngineTrainerChecked(
@@ -74,8 +73,8 @@ class TruthCheck:
             agreement=found.agreement.value,
         )
 
-    async def _compared(self, prompts: Sequence[Prompt]) -> Judgement:
-        trajectories = await self._sampled(prompts)
+    async def _compare(self, prompts: Sequence[Prompt]) -> Judgement:
+        trajectories = await self._sample(prompts)
         batch = self._batch_of(trajectories)
         async with self.devices.scoring():
             trainer = await self.devices.trainer.score(batch)
@@ -89,7 +88,7 @@ class TruthCheck:
         exact = self.plan.on_policy == "exact"
         return judge(*of_tokens, has_experts=self.has_experts, exact=exact)
 
-    async def _sampled(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
+    async def _sample(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         recipe = self.recipe
         sessions = [
             RecordingSession(
@@ -130,8 +129,8 @@ class TruthCheck:
         )
 
     async def _blame(self, prompts: Sequence[Prompt], whole: Judgement) -> str:
-        """Return what differs first: a weight, else a layer, found by halving the number of layers
-        that are not silent; or that it was not found."""
+        """Return a text that names the first weight that differs; else the first layer, found by
+        bisection over the number of layers that are not silent; or that none was found."""
         sends_adapter = self.recipe.train.lora.is_on and not self.plan.merges_adapter
         if self.recipe.weights.format != "hf" or sends_adapter:
             return (
@@ -156,7 +155,7 @@ class TruthCheck:
                 last, wrong = middle, found
             else:
                 first, right = middle, found
-        if not wrong.times <= JUMP * right.times:  # NaN is a jump
+        if not wrong.times <= BLAME_RATIO * right.times:  # NaN is a jump
             return (
                 f"all weights are equal, and layer {first} (of {self.num_layers}, from 0) is the "
                 f"first that computes differently: {wrong.times:.3g} times the floor with it, "
@@ -172,7 +171,7 @@ class TruthCheck:
         async with self.devices.training():
             await self.devices.trainer.silence_layers(count)
         await self.devices.publish(self.devices.version)
-        return await self._compared(prompts)
+        return await self._compare(prompts)
 
 
 def require_exact(plan: Plan, report: StepReport, *, step: int, run: str) -> None:
@@ -180,7 +179,7 @@ def require_exact(plan: Plan, report: StepReport, *, step: int, run: str) -> Non
     log-probs differ between engine and trainer. `run` is how commands call the run."""
     if plan.on_policy != "exact" or not report.logprob_diff_tokens:
         return
-    raise _inexact(
+    raise _inexact_error(
         f"step {step}: the log-probs of {report.logprob_diff_tokens} of {report.num_loss_tokens} "
         "trained tokens differ between engine and trainer, by at most "
         f"{report.logprob_diff_max:.2e}",
@@ -189,7 +188,7 @@ def require_exact(plan: Plan, report: StepReport, *, step: int, run: str) -> Non
     )
 
 
-def _inexact(what: str, *, why: str, run: str) -> MismatchError:
+def _inexact_error(what: str, *, why: str, run: str) -> MismatchError:
     return MismatchError(
         what,
         why=why,
@@ -201,9 +200,9 @@ def _inexact(what: str, *, why: str, run: str) -> MismatchError:
     )
 
 
-def _mismatch(found: Judgement, where: str, *, run: str) -> MismatchError:
+def _mismatch_error(found: Judgement, where: str, *, run: str) -> MismatchError:
     if found.most_times == 0.0:
-        return _inexact(
+        return _inexact_error(
             f"engine and trainer are not equal: the log-probs of {found.gap.num_apart} of "
             f"{found.gap.num_tokens} tokens differ, by at most {found.gap.max:.2e}",
             why=f"`train.on_policy=exact` requires a difference of 0.0; {where}",

@@ -1,6 +1,6 @@
-"""Keeps collecting processes in step with the driver: `Following` applies to their requests what
-the driver's clients do to their own, and `FollowedScorer` calls the process of the reward model,
-which may be replaced."""
+"""Keeps collecting processes in step with the driver: `FleetFollower` applies to their requests
+what the driver's clients do to their own, and `FollowedScorer` calls the process of the reward
+model, which may be replaced."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.train.base import Trainer
 
 
-class Following:
+class FleetFollower:
     """Implements Followers of one fleet: forwards each call to the collecting processes."""
 
     def __init__(self, workers: Workers, fleet: SglangFleet, *, policy: str | None = None) -> None:
-        """`policy`: the one of `rollout.policies` that the engines serve; None: the trained
-        policy."""
+        """Set the fleet. `policy`: the one of `rollout.policies` that the engines serve; None: the
+        trained policy."""
         self._workers, self._fleet, self._policy = workers, fleet, policy
 
     def begin(self) -> None:
@@ -79,7 +79,7 @@ class Following:
 
     def use(self, engines: Sequence[EngineAddress]) -> None:
         for worker in self._workers:
-            self._workers.tell(worker, "use", self.engines_of(worker), self._policy)
+            self._workers.send(worker, "use", self.engines_of(worker), self._policy)
 
     def num_waiting(self, url: str) -> int:
         known = (worker.engines.get(url) for worker in self._workers)
@@ -105,7 +105,7 @@ class FollowedScorer(Trainer):
     another and passes it to `follow`. Belongs to one event loop."""
 
     def __init__(self, cluster: Cluster, settings: MachineSettings) -> None:
-        """`cluster`: the run's."""
+        """Set the run's cluster and time limits."""
         self._cluster, self._settings = cluster, settings
         self._ranks: RankGroup | None = None
         self._named = asyncio.Event()

@@ -1,11 +1,11 @@
-"""Runs rollout ahead of the trainer by at most `max_staleness` weight versions, in the order of the
-prompts; out of it is the work of `done_first`. The work itself is the Collector's.
+"""Collects batches of later steps while the trainer works, at most `max_staleness` weight versions
+ahead, in the order of the prompts. `completion_order` is the variant that ignores that order;
+`Collector` samples the groups.
 
 Batch k (counted from `start`) is trained on at version start + k. It may begin once the engines
 hold version start + k - max_staleness: then no token of it can be older than the bound allows. At
 most max_staleness + 1 batches exist at once, which is the bound of the queue between collecting and
-training; 0 is the strict loop.
-"""
+training; 0 is the strict loop."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from milescli.core.types import Group, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
 from milescli.rollout.collect.collector import Batch, Collector, SeedOf
-from milescli.rollout.collect.done_first import DoneFirstCollector
-from milescli.rollout.collect.elsewhere import GroupMaker
+from milescli.rollout.collect.completion_order import CompletionOrderCollector
 from milescli.rollout.collect.journal import Journal
+from milescli.rollout.collect.remote_groups import GroupSampler
 from milescli.rollout.collect.selectors import Tried
 from milescli.rollout.episode.episode import Episodes
 
@@ -36,7 +36,7 @@ class _PendingBatch:
     """Position of the source at the start; None until it has started."""
 
 
-class AheadCollector:
+class PrefetchingCollector:
     """Collects like `Collector`, and generates further batches while the trainer works. Belongs to
     one event loop."""
 
@@ -74,7 +74,8 @@ class AheadCollector:
 
     @property
     def history(self) -> dict[int, Tried]:
-        """Return nothing: a curriculum needs the results of the step before."""
+        """Return an empty mapping: a curriculum cannot be used here, as it needs the previous
+        step's results."""
         return self._collector.history
 
     @property
@@ -86,7 +87,7 @@ class AheadCollector:
 
     @property
     def taken(self) -> list[int]:
-        """Return nothing: steps take the prompts in their order."""
+        """Return an empty list: steps take the prompts in their order."""
         return []
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
@@ -99,15 +100,15 @@ class AheadCollector:
         self._next_step, self._last_step, self._version = first_step, last_step, version
         self._fill()
 
-    def published(self, version: WeightVersion) -> None:
+    def on_published(self, version: WeightVersion) -> None:
         """Record that the engines hold `version`, so that further batches may begin."""
         assert version >= self._version, f"version {version} after {self._version}"
         self._version = version
         self._fill()
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
-        """Return the groups of a step like `Collector.take`; waits only for what is missing. Raises
-        what collecting the batch raised."""
+        """Return the groups of a step like `Collector.take`; wait only for groups that are not
+        complete. Raises what collecting the batch raised."""
         assert step - version == self._lag, (
             f"step {step} at version {version}: {self._lag} steps ahead were agreed on"
         )
@@ -119,13 +120,13 @@ class AheadCollector:
         )
         task = self._pending[0].task
         assert task is not None
-        groups = await self._collector.account(await task, version=version)
+        groups = await self._collector.finish_batch(await task, version=version)
         # nothing is awaited from here on: a step that is cancelled before has taken nothing
         self._pending.popleft()
         waiting = sum(
-            len(ahead.task.result().kept)
-            for ahead in self._pending
-            if ahead.task is not None and ahead.task.done() and not ahead.task.exception()
+            len(pending.task.result().kept)
+            for pending in self._pending
+            if pending.task is not None and pending.task.done() and not pending.task.exception()
         )
         self._flow = replace(self._collector.flow, waiting_groups=waiting)
         return groups
@@ -170,10 +171,10 @@ def open_collector(
     with_greedy: bool = False,
     journal: Journal | None = None,
     taken: Collection[int] = (),
-    elsewhere: GroupMaker | None = None,
-) -> Collector | AheadCollector | DoneFirstCollector:
+    group_sampler: GroupSampler | None = None,
+) -> Collector | PrefetchingCollector | CompletionOrderCollector:
     """Return the collector that the recipe's `rollout.max_staleness` and `order` ask for. `taken`:
-    positions at or after the source's that steps have taken; `elsewhere`: see `Collector`."""
+    positions at or after the source's that steps have taken; `group_sampler`: see `Collector`."""
     collector = Collector(
         source,
         episodes,
@@ -181,13 +182,15 @@ def open_collector(
         seed_of=seed_of,
         with_greedy=with_greedy,
         journal=journal,
-        elsewhere=elsewhere,
+        group_sampler=group_sampler,
     )
     if recipe.rollout.max_staleness == 0:
         return collector
     if recipe.rollout.order == "done":
-        return DoneFirstCollector(collector, source, recipe=recipe, journal=journal, taken=taken)
+        return CompletionOrderCollector(
+            collector, source, recipe=recipe, journal=journal, taken=taken
+        )
     overlap = recipe.rollout.filter == "none"
-    return AheadCollector(
+    return PrefetchingCollector(
         collector, source, max_staleness=recipe.rollout.max_staleness, overlap=overlap
     )

@@ -1,6 +1,6 @@
-"""Groups whose tokens stay in the process that collected them: the numbers that order, filters,
-statistics and packing need of them (`GroupNumbers`), as that process sends them, and the groups
-that the driver makes of them. `runtime.collecting` moves them."""
+"""Represents groups whose tokens stay in the process that collected them. That process sends their
+numbers (`GroupNumbers`), and the driver makes groups without tokens from these for ordering,
+filters, statistics and packing. `runtime.collecting` moves them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from milescli.rollout.collect.collector import Progress
 
 
-class GroupMaker(Protocol):
+class GroupSampler(Protocol):
     """Samples and scores groups in other processes."""
 
     async def group(
         self, epoch: int, prompt: Prompt, position: int, progress: Progress
     ) -> Group | None:
-        """Return the prompt's group, whose trajectories are `Line`s; None if too few of its samples
-        could be scored. Raises as `Collector.take`."""
+        """Return the prompt's group, whose trajectories are `TrajectoryStub`s; None if too few of
+        its samples could be scored. Raises as `Collector.take`."""
         ...
 
 
-class Line(NamedTuple):
+class TrajectoryStub(NamedTuple):
     """Stands in for a Trajectory whose tokens are in another process; fields have the same
     names."""
 
@@ -51,13 +51,14 @@ class Line(NamedTuple):
 
 
 @dataclass(slots=True)
-class CountedSample:
+class SampleStub:
     """Stands in for a Sample whose tokens are in another process; fields have the same names. It is
-    not frozen: a step makes ten thousands, and a frozen one takes five times as long."""
+    not frozen: a step makes tens of thousands, and frozen ones take five times as long to
+    create."""
 
     sample_index: int
     seed: int
-    trajectories: list[Line]
+    trajectories: list[TrajectoryStub]
     stop_reason: StopReason
     reward: float
     reward_parts: Mapping[str, float] = field(default_factory=dict)
@@ -161,7 +162,7 @@ class GroupNumbers:
     def groups(self, of: Mapping[int, tuple[int, Prompt]]) -> dict[int, Group]:
         """Return the groups without their tokens, by ticket. `of`: (epoch, prompt) by ticket."""
         spans: dict[tuple[int, int], list[VersionSpan]] = {}
-        samples = list[CountedSample]()
+        samples = list[SampleStub]()
         starts = [0, *accumulate(self.num_samples.tolist())]
         sizes = zip(
             self.num_tokens.tolist(),
@@ -175,7 +176,7 @@ class GroupNumbers:
         for index, seed, reward, stop, count in zip(
             *(column.tolist() for column in columns), strict=True
         ):
-            lines = list[Line]()
+            lines = list[TrajectoryStub]()
             for _ in range(count):
                 size, trained, seen = next(sizes)
                 own = spans.get(seen)
@@ -185,10 +186,12 @@ class GroupNumbers:
                     ]
                 if is_marked:
                     role, is_paid = next(marks)
-                    lines.append(Line(size, trained, own, names[role], () if is_paid else None))
+                    lines.append(
+                        TrajectoryStub(size, trained, own, names[role], () if is_paid else None)
+                    )
                 else:
-                    lines.append(Line(size, trained, own))
-            samples.append(CountedSample(index, seed, lines, _STOPS[stop], reward))
+                    lines.append(TrajectoryStub(size, trained, own))
+            samples.append(SampleStub(index, seed, lines, _STOPS[stop], reward))
         for place, unusual in self.rare.items():
             for name, value in unusual.items():
                 setattr(samples[place], name, value)

@@ -12,7 +12,7 @@ import pytest
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.recipe.machine import MachineSettings
-from milescli.runtime.collecting.following import FollowedScorer, Following
+from milescli.runtime.collecting.followers import FleetFollower, FollowedScorer
 from milescli.runtime.collecting.workers import Workers
 from tests.waiting import until_async
 
@@ -49,7 +49,7 @@ def test_each_process_has_its_share_of_the_policys_engines_and_all_of_a_role() -
     async def run() -> None:
         handles = [_Handle(), _Handle()]
         workers, fleet = _workers(*handles), _fleet()
-        policy, role = Following(workers, fleet), Following(workers, fleet, policy="old")
+        policy, role = FleetFollower(workers, fleet), FleetFollower(workers, fleet, policy="old")
         policy.begin()
         assert fleet.followers is policy
         role.use(ENGINES)

@@ -1,7 +1,7 @@
-"""The models of a run besides its policy, before any process starts: teachers, a reward model, a
-draft model, policies of roles, an adapter. Each is found, downloaded, or written from a run's
-checkpoint, and its tokenizer is compared with the policy's. Called by `run_inputs`, `planning` and
-`evaluate`."""
+"""Finds the models of a run besides its policy, before any process starts: teachers, a reward
+model, a draft model, policies of roles, an adapter. Each is found, downloaded, or written from a
+run's checkpoint, and its tokenizer is compared with the policy's. Called by `run_inputs`,
+`planning` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ NUM_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenModel:
-    """The location of such a model, as the recipe names it."""
+class AuxiliaryModel:
+    """Describes the location of such a model, as the recipe names it."""
 
     what: str
     """Name for errors: `teacher`, `reward model`."""
@@ -170,29 +170,29 @@ def _difference(own: ChatTokenizer, theirs: ChatTokenizer) -> str | None:
     """Describe how two vocabularies differ; None if both give each text the same ids, as far as the
     vocabularies show."""
     ours, other = own.inner.get_vocab(), theirs.inner.get_vocab()
-    apart = sorted((token for token in ours if ours[token] != other.get(token)), key=ours.get)
-    apart += sorted((token for token in other if token not in ours), key=other.get)
-    if not apart:
+    different = sorted((token for token in ours if ours[token] != other.get(token)), key=ours.get)
+    different += sorted((token for token in other if token not in ours), key=other.get)
+    if not different:
         return None
     shown = ", ".join(
         f"{token!r} is {_named(ours.get(token))} for the policy, but {_named(other.get(token))} "
         "there"
-        for token in apart[:NUM_SHOWN]
+        for token in different[:NUM_SHOWN]
     )
-    return f"{len(apart):,} of {len(ours.keys() | other.keys()):,} tokens differ: {shown}"
+    return f"{len(different):,} of {len(ours.keys() | other.keys()):,} tokens differ: {shown}"
 
 
 def _named(number: int | None) -> str:
     return "missing" if number is None else f"id {number}"
 
 
-def draft_path(recipe: Recipe) -> GivenModel | None:
+def draft_path(recipe: Recipe) -> AuxiliaryModel | None:
     """Return the location of the draft model; None if no separate model is used for speculation."""
     settings = recipe.rollout.speculative
     if settings.kind != "draft":
         return None
     assert settings.model is not None, "recipe.check lets no draft without a model pass"
-    return GivenModel(
+    return AuxiliaryModel(
         what="draft model",
         key="rollout.speculative.model",
         path=settings.model,
@@ -302,17 +302,17 @@ def without_speculation(recipe: Recipe) -> Recipe:
     )
 
 
-def reward_path(recipe: Recipe) -> GivenModel | None:
+def reward_path(recipe: Recipe) -> AuxiliaryModel | None:
     """Return the location of the reward model; None if the recipe uses none."""
     if not recipe.asks_reward_model:
         return None
-    asked = recipe.rollout.reward_model
-    assert asked.path is not None, "recipe.check lets no reward model without a path pass"
-    return GivenModel(
+    settings = recipe.rollout.reward_model
+    assert settings.path is not None, "recipe.check lets no reward model without a path pass"
+    return AuxiliaryModel(
         what="reward model",
         key="rollout.reward_model.path",
-        path=asked.path,
-        revision=asked.revision,
+        path=settings.path,
+        revision=settings.revision,
     )
 
 
@@ -345,18 +345,18 @@ def reward_model_folder(
     return folder
 
 
-def teacher_paths(recipe: Recipe) -> list[GivenModel]:
+def teacher_paths(recipe: Recipe) -> list[AuxiliaryModel]:
     """Return the location of each teacher that the trainer's ranks hold."""
     return [
-        GivenModel(what="teacher", key="train.distill.teachers", path=teacher.path or "")
+        AuxiliaryModel(what="teacher", key="train.distill.teachers", path=teacher.path or "")
         for teacher in recipe.held_teachers
     ]
 
 
-def other_tokenizers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> list[str]:
+def compare_tokenizers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> list[str]:
     """Compare the tokenizer of each given model in a local folder with the policy's. Return the
     models that were not compared: names on the hub, and checkpoints of runs. Raises RecipeError as
-    `GivenModel.refuse_other_tokens`."""
+    `AuxiliaryModel.refuse_other_tokens`."""
     single = [path for path in (draft_path(recipe), reward_path(recipe)) if path is not None]
     elsewhere = []
     for path in (*single, *teacher_paths(recipe), *policy_paths(recipe)):
@@ -375,7 +375,7 @@ def teacher_facts(recipe: Recipe) -> list[ModelFacts]:
     return [_facts(teacher, recipe.longest_sequence) for teacher in teacher_paths(recipe)]
 
 
-def _facts(teacher: GivenModel, longest: int) -> ModelFacts:
+def _facts(teacher: AuxiliaryModel, longest: int) -> ModelFacts:
     facts = teacher.facts(longest)
     if facts.scores:
         raise RecipeError(
@@ -429,7 +429,7 @@ def served_teachers(
     return ServedTeachers(recipe, tokenizer)
 
 
-def met_teachers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> list[str]:
+def check_served_teachers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> list[str]:
     """Return the address of each served teacher and the model that it serves. `tokenizer`, `facts`:
     the policy's. Raises RecipeError if one has another tokenizer, EndpointError if it does not
     answer."""
@@ -440,14 +440,14 @@ def met_teachers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) ->
 KEY = "rollout.roles"
 
 
-def policy_paths(recipe: Recipe) -> list[GivenModel]:
+def policy_paths(recipe: Recipe) -> list[AuxiliaryModel]:
     """Return the location of each policy of `rollout.policies`, in their order. These are older
     versions of the policy that play roles (`rollout.roles.NAME.policy`), each served by an engine
     like the policy's."""
     return [_path(text, Path(recipe.run.dir)) for text in recipe.rollout.policies]
 
 
-def _path(text: str, runs: Path) -> GivenModel:
+def _path(text: str, runs: Path) -> AuxiliaryModel:
     """Return the location of a role's policy. `runs`: folder in which a run is looked up by its
     bare name."""
     path, at, step = text.rpartition("@")
@@ -456,7 +456,7 @@ def _path(text: str, runs: Path) -> GivenModel:
     named = runs / name
     if re.fullmatch(r"[\w.-]+", name) and (named / RECIPE_FILE).is_file():
         name = str(named)
-    return GivenModel(what="policy", key=KEY, path=name, step=int(step) if has_step else None)
+    return AuxiliaryModel(what="policy", key=KEY, path=name, step=int(step) if has_step else None)
 
 
 def require_policies(recipe: Recipe, facts: ModelFacts) -> None:
@@ -495,22 +495,22 @@ def without_policies(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"roles": roles})})
 
 
-def by_role(recipe: Recipe, policies: Mapping[str, Any]) -> dict[str, Any]:
+def policies_by_role(recipe: Recipe, policies: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of `policies` by the roles that the policies play."""
     played = {name: role.policy for name, role in recipe.rollout.roles.items()}
     return {name: policies[path] for name, path in played.items() if path in policies}
 
 
-def _require_same(path: GivenModel, theirs: ModelFacts, ours: ModelFacts) -> None:
+def _require_same(path: AuxiliaryModel, theirs: ModelFacts, ours: ModelFacts) -> None:
     """Raise RecipeError if the policy of a role has another shape than the trained one: its engine
     is planned like the policy's."""
-    apart = [
+    different = [
         field.name
         for field in dataclasses.fields(ours)
         if getattr(ours, field.name) != getattr(theirs, field.name)
     ]
-    if apart:
-        first = apart[0]
+    if different:
+        first = different[0]
         raise RecipeError(
             f"the policy {path.path} of a role is not a version of the trained policy",
             why=f"its `{first}` is {getattr(theirs, first)}, but that of the trained model is "
@@ -533,8 +533,8 @@ def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
     adapter, shape = read_outline(Path(recipe.model.adapter).expanduser()), trained_shape(recipe)
     assert shape is not None, "recipe.check lets no adapter pass that is not trained"
     of_adapter = adapter_table(table(facts), shape)
-    wanted, there = set(pairs_of(of_adapter)), set(adapter.pairs)
-    scalings = {adapter.scaling(module) for module in there}
+    wanted, present = set(pairs_of(of_adapter)), set(adapter.pairs)
+    scalings = {adapter.scaling(module) for module in present}
     differs = list[tuple[str, str]]()
     if adapter.rank != shape.rank:
         differs.append((f"its rank is {adapter.rank}", f"--lora {adapter.rank}"))
@@ -549,13 +549,13 @@ def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
                 f"--set train.lora.experts={kind}",
             )
         )
-    if wanted != there:
-        leaves = ", ".join(_leaves(there))
+    if wanted != present:
+        leaves = ", ".join(_leaves(present))
         fix = f"--set 'train.lora.targets=[{leaves}]'"
-        if _leaves(wanted) == _leaves(there):
+        if _leaves(wanted) == _leaves(present):
             fix = "--set train.lora.exclude=[]   # or the modules that it excludes"
-        differs.append((f"it has {len(there)} pairs, at {leaves}, not {len(wanted)}", fix))
-    elif adapter.rank == shape.rank and (odd := _misshapen(adapter, of_adapter)):
+        differs.append((f"it has {len(present)} pairs, at {leaves}, not {len(wanted)}", fix))
+    elif adapter.rank == shape.rank and (odd := _shape_difference(adapter, of_adapter)):
         differs.append(
             (f"the size of `{odd}` differs", "--set model.path=FOLDER   # its base model")
         )
@@ -575,7 +575,7 @@ def _leaves(modules: Iterable[str]) -> list[str]:
     return sorted({module.rpartition(".")[2] for module in modules})
 
 
-def _misshapen(adapter: AdapterOutline, of_adapter: WeightTable) -> str | None:
+def _shape_difference(adapter: AdapterOutline, of_adapter: WeightTable) -> str | None:
     sizes = of_adapter.hf_shapes()
     return next(
         (

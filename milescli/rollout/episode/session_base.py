@@ -4,24 +4,24 @@ roles with models of their own. It serves nothing itself."""
 from __future__ import annotations
 
 from milescli.core.errors import AgentError
-from milescli.rollout.base import Door, Session
+from milescli.rollout.base import Session, SessionAddress
 
 
-class Served:
+class SessionBase:
     """Implements milescli.rollout.base.Session for a session that may be served at a URL."""
 
-    door: Door | None = None
+    address: SessionAddress | None = None
     """None: the session is not served over HTTP."""
 
     @property
     def base_url(self) -> str:
         """Return the URL of the session."""
-        return self._open_door.base_url
+        return self._require_address.base_url
 
     @property
     def api_key(self) -> str:
         """Return the key of the session at its URL."""
-        return self._open_door.api_key
+        return self._require_address.api_key
 
     def played_by(self, role: str) -> Session:
         """Return the session of the model that plays `role`."""
@@ -32,11 +32,11 @@ class Served:
         )
 
     @property
-    def _open_door(self) -> Door:
-        if self.door is None:
+    def _require_address(self) -> SessionAddress:
+        if self.address is None:
             raise AgentError(
                 "this session is not served over HTTP",
                 why="the agent used session.base_url, but sessions are not served here",
                 fix="call session.chat or session.generate",
             )
-        return self.door
+        return self.address

@@ -15,7 +15,7 @@ from milescli.core.types import EngineAddress, Prompt, StopReason, VersionSpan, 
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Completion, GenerateRequest
-from milescli.runtime import truth
+from milescli.runtime import engine_trainer_check
 from milescli.runtime.devices import Devices
 from milescli.train.base import TrainBatch
 from tests.plans import PLAN
@@ -102,9 +102,9 @@ class Pair:
 
 
 async def _run(pair: Pair, *, colocated: bool, plan: Plan):
-    devices = Devices(taking_turns=colocated, trainer=pair, engines=pair, engines_asleep=colocated)  # type: ignore[arg-type]
+    devices = Devices(shares_memory=colocated, trainer=pair, engines=pair, engines_asleep=colocated)  # type: ignore[arg-type]
     await devices.publish(WeightVersion(1))
-    check = truth.TruthCheck(
+    check = engine_trainer_check.EngineTrainerCheck(
         recipe=Recipe(),
         plan=plan,
         num_layers=NUM_LAYERS,
@@ -188,6 +188,6 @@ def test_an_exact_run_does_not_start_with_one_bit_of_difference() -> None:
 def test_a_step_that_is_not_exact_is_refused_with_its_number_and_its_tokens() -> None:
     apart = replace(REPORT, logprob_diff_max=1e-7, logprob_diff_tokens=3)
     for plan, report in ((EXACT, REPORT), (PLAN, apart)):
-        truth.require_exact(plan, report, step=4, run="runs/x")
+        engine_trainer_check.require_exact(plan, report, step=4, run="runs/x")
     with pytest.raises(MismatchError, match=r"step 4: the log-probs of 3 of \d+ trained tokens"):
-        truth.require_exact(EXACT, apart, step=4, run="runs/x")
+        engine_trainer_check.require_exact(EXACT, apart, step=4, run="runs/x")

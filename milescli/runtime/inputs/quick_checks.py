@@ -1,6 +1,6 @@
-"""The part of the table of `checks` that takes no time: it reads the recipe, names and headers, and
-imports nothing heavy. `launch` makes these comparisons before it starts any process, the dry run
-before it plans."""
+"""Makes those checks of `checks` that take no time: they read the recipe, names and headers, and
+import nothing heavy. `launch` makes them before it starts any process, the dry run before it
+plans."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from milescli.plan.collectors import refuse_pinned
 from milescli.recipe.alerts import KEY_ON, MOMENTS
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.machine import RunSettings
-from milescli.runtime.inputs.checks import Check, Outcome, Subject, outcomes
+from milescli.runtime.inputs.auxiliary_models import is_checkpoint
+from milescli.runtime.inputs.checks import Check, CheckSubject, Outcome, run_checks
 from milescli.runtime.inputs.data_files import require_files
-from milescli.runtime.inputs.given_models import is_checkpoint
 from milescli.runtime.inputs.model_facts import refuse_settings_of_scratch, require_model
-from milescli.runtime.inputs.plugins import check_at_once
+from milescli.runtime.inputs.plugins import check_plugins_quickly
 from milescli.runtime.inputs.token_checks import require_template
 from milescli.runtime.recording.tracking import require_tracking
 from milescli.trackers.alerts import require_target
@@ -29,28 +29,31 @@ STALLED = "stalled"
 """The diagnosis that `stall` of `run.alerts_on` stands for."""
 
 
-def at_once(
+def run_quick_checks(
     loaded: LoadedRecipe, each: Mapping[str, LoadedRecipe], *, facts: ModelFacts
 ) -> Iterator[Outcome]:
-    """Make the checks of a run, or of each of its adapters. `facts`: of its model."""
+    """Make the quick checks of a run, or of each of its adapters, and yield the outcomes. `facts`:
+    of its model."""
     for one in each.values() or [loaded]:
-        yield from outcomes(OF_RECIPE, Subject(recipe=one.recipe))
-    yield from outcomes(OF_RUN, Subject(recipe=loaded.recipe, loaded=loaded, facts=facts))
+        yield from run_checks(RECIPE_CHECKS, CheckSubject(recipe=one.recipe))
+    yield from run_checks(
+        RUN_CHECKS, CheckSubject(recipe=loaded.recipe, loaded=loaded, facts=facts)
+    )
 
 
-def _files(subject: Subject) -> None:
+def _files(subject: CheckSubject) -> None:
     require_files(subject.recipe.data)
 
 
-def _plugins(subject: Subject) -> None:
-    check_at_once(subject.recipe)
+def _plugins(subject: CheckSubject) -> None:
+    check_plugins_quickly(subject.recipe)
 
 
-def _collectors(subject: Subject) -> None:
+def _collectors(subject: CheckSubject) -> None:
     refuse_pinned(subject.recipe)
 
 
-def _template(subject: Subject) -> None:
+def _template(subject: CheckSubject) -> None:
     own_template(subject.recipe.data.chat_template)
     path = subject.recipe.model.path
     folder = Path(path).expanduser() if path is not None else None
@@ -59,25 +62,25 @@ def _template(subject: Subject) -> None:
         require_template(folder)
 
 
-def _weights(subject: Subject) -> None:
+def _weights(subject: CheckSubject) -> None:
     require_model(subject.recipe.model)
 
 
-def _settings(subject: Subject) -> None:
+def _settings(subject: CheckSubject) -> None:
     assert subject.loaded is not None, "the check needs the origins"
     assert subject.facts is not None, "the check needs the facts"
     refuse_settings_of_scratch(subject.loaded, subject.facts)
 
 
-def _trackers(subject: Subject) -> None:
+def _trackers(subject: CheckSubject) -> None:
     require_tracking(subject.recipe.run)
 
 
-def _alerts(subject: Subject) -> Iterator[str]:
+def _alerts(subject: CheckSubject) -> Iterator[str]:
     yield from require_alerts(subject.recipe.run)
 
 
-def _name(subject: Subject) -> None:
+def _name(subject: CheckSubject) -> None:
     run = subject.recipe.run
     if run.name is not None:
         refuse_taken(Path(run.dir).expanduser().absolute(), run.name)
@@ -108,7 +111,7 @@ def _require_diagnoses(names: list[str]) -> None:
         )
 
 
-OF_RECIPE = (
+RECIPE_CHECKS = (
     Check(
         name="files",
         compares="the data files that the recipe names with those that are here",
@@ -130,8 +133,8 @@ OF_RECIPE = (
         run=_template,
     ),
 )
-"""Checks made at once, for each adapter of a run."""
-OF_RUN = (
+"""Quick checks that are made for each adapter of a run."""
+RUN_CHECKS = (
     Check(
         name="weights",
         compares="the files of the model with what their headers say",
@@ -159,4 +162,4 @@ OF_RUN = (
         run=_name,
     ),
 )
-"""Checks made at once, for a run."""
+"""Quick checks that are made once for a run."""

@@ -30,9 +30,9 @@ from milescli.models.adapter import (
 from milescli.recipe.load import load
 from milescli.recipe.model import Model, ScratchModel
 from milescli.recipe.schema import Recipe
-from milescli.runtime.inputs.given_models import (
-    by_role,
+from milescli.runtime.inputs.auxiliary_models import (
     is_checkpoint,
+    policies_by_role,
     policy_folders,
     policy_paths,
     require_adapter,
@@ -44,7 +44,7 @@ from milescli.runtime.inputs.given_models import (
     without_policies,
 )
 from milescli.runtime.inputs.model_facts import facts_of_recipe, require_model
-from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare
+from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare_inputs
 from tests.backends.megatron.harness import plan_of
 from tests.backends.megatron.tiny_models import DENSE, MODELS
 from tests.checkpoint.making import add_checkpoint, make_run
@@ -107,7 +107,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_a_channel_whose_package_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milescli.runtime.inputs.given_models.find_spec", lambda _: None)
+    monkeypatch.setattr("milescli.runtime.inputs.auxiliary_models.find_spec", lambda _: None)
     require_channel(plan_of({}))
     with pytest.raises(MachineError, match="over RDMA") as caught:
         require_channel(replace(plan_of({}), channel="rdma"))
@@ -243,7 +243,7 @@ def test_roles_share_the_engine_of_the_policy_that_plays_them(tmp_path: Path) ->
     require_policies(recipe, facts)
     folders = policy_folders(recipe, run, **asked)  # type: ignore[arg-type]
     assert folders == (Path(one), Path(two)) and recipe.engines_apart == 2
-    assert by_role(recipe, {one: 1, two: 2}) == {"role0": 1, "role1": 2, "role2": 1}
+    assert policies_by_role(recipe, {one: 1, two: 2}) == {"role0": 1, "role1": 2, "role2": 1}
     assert without_policies(recipe).engines_apart == 0
     inputs = RunInputs(
         model_dir=tmp_path,
@@ -304,14 +304,14 @@ def test_a_teacher_of_another_size_is_taken_in(tmp_path: Path) -> None:
     teacher = _teacher_model(tmp_path / "teacher", num_layers=3, vocab_size=320)
     recipe = _teacher_recipe(tmp_path, teacher)
     assert [facts.num_layers for facts in teacher_facts(recipe)] == [3]
-    inputs = prepare(recipe, RunDir(path=tmp_path / "run"))
+    inputs = prepare_inputs(recipe, RunDir(path=tmp_path / "run"))
     assert inputs.teacher_dirs == (teacher,)
 
 
 def test_a_teacher_with_another_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
     teacher = _teacher_model(tmp_path / "teacher", texts=["zebras and ibexes"] * 3)
     with pytest.raises(RecipeError) as refused:
-        prepare(_teacher_recipe(tmp_path, teacher), RunDir(path=tmp_path / "run"))
+        prepare_inputs(_teacher_recipe(tmp_path, teacher), RunDir(path=tmp_path / "run"))
     assert str(teacher) in refused.value.what
     assert "tokens differ" in refused.value.why
     assert "for the policy" in refused.value.why
@@ -320,7 +320,7 @@ def test_a_teacher_with_another_vocabulary_is_refused_by_name(tmp_path: Path) ->
 def test_a_teacher_that_lacks_tokens_of_the_policy_is_refused(tmp_path: Path) -> None:
     teacher = _teacher_model(tmp_path / "teacher", vocab_size=290)
     with pytest.raises(RecipeError, match="another tokenizer") as refused:
-        prepare(_teacher_recipe(tmp_path, teacher), RunDir(path=tmp_path / "run"))
+        prepare_inputs(_teacher_recipe(tmp_path, teacher), RunDir(path=tmp_path / "run"))
     assert "has 290 tokens, and the policy has 300" in refused.value.why
 
 
@@ -336,7 +336,7 @@ def test_as_many_tokens_of_the_teacher_as_there_are_is_refused(tmp_path: Path) -
     distill = recipe.train.distill.model_copy(update={"kl": "reverse", "top_k": 300})
     train = recipe.train.model_copy(update={"distill": distill})
     with pytest.raises(RecipeError, match="top_k` cannot be 300"):
-        prepare(recipe.model_copy(update={"train": train}), RunDir(path=tmp_path / "run"))
+        prepare_inputs(recipe.model_copy(update={"train": train}), RunDir(path=tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
