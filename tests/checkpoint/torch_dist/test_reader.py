@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import WriteItemType
 
 from milescli.checkpoint.torch_dist.keys import Box, can_stack, incomplete, items_of
 from milescli.checkpoint.torch_dist.metadata import make_metadata
@@ -162,8 +163,8 @@ def test_what_early_python_3_11_wrote_is_read(saved: tuple[Path, dict[str, torch
     "arguments",
     [
         (Metadata, "__init__"),
-        (_MEM_FORMAT_ENCODING, "__class__"),
-        (_MEM_FORMAT_ENCODING, 3),
+        (WriteItemType, "__class__"),
+        (WriteItemType, 3),
         (Path, "home"),
     ],
 )
