@@ -1,5 +1,5 @@
 """Writes and reads large files as a stream, bypassing the page cache if the file system allows it,
-with checksums. Knows nothing of tensor formats. Called by the writers of this room."""
+with checksums. Knows nothing of tensor formats. Called by the writers of this package."""
 
 from __future__ import annotations
 

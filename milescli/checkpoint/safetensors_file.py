@@ -1,5 +1,5 @@
 """The safetensors format: reads headers with every check, makes headers, reads parts of tensors
-without mapping the file. Called by `hf_folder` and by the writers of this room.
+without mapping the file. Called by `hf_folder` and by the writers of this package.
 
 Not safetensors' own `safe_open`: pages that it maps count as memory of the process, and with
 `backend="pread"` it reads the whole tensor for each slice of it (one expert of 64 takes as long as

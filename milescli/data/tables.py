@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from milescli.core.errors import DataError
-from milescli.core.files import TOO_DEEP, open_regular, parse_json, sha256_of
+from milescli.core.files import NESTED_TOO_DEEPLY, open_regular, parse_json, sha256_of
 from milescli.data.columnar import restorer
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ LINE_SUFFIXES = (".jsonl", ".csv")
 """Text formats, whose rows are named by line."""
 
 TOO_LONG = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
-NESTED = f"JSON {TOO_DEEP}"
+NESTED = f"JSON {NESTED_TOO_DEEPLY}"
 _DELIMITERS = (";", "\t", "|")
 """Separators of fields if a header has no comma."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -338,7 +338,7 @@ def _parse_slowly(line: bytes) -> dict[str, object] | str:
     except json.JSONDecodeError as error:
         if b"\0" in line:
             return f"not JSON (a NUL byte, byte {line.index(0) + 1} of the line)"
-        if error.msg == TOO_DEEP:
+        if error.msg == NESTED_TOO_DEEPLY:
             return NESTED
         where = f" at character {error.pos + 1}" if error.doc else ""
         return f"not JSON ({error.msg}{where})"

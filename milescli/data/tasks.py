@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from milescli.core.errors import RecipeError, nearest
 from milescli.core.plug_points import ROWS
-from milescli.core.user_code import mend
+from milescli.core.user_code import plugin_fix
 from milescli.data.shape_images import ShapesRow, shape_rows
 from milescli.recipe.data_files import TASK_PREFIX
 from milescli.workers.isolated import MAX_YIELDED, resolve_isolated
@@ -149,7 +149,7 @@ def _bad_rows(path: str, why: str) -> RecipeError:
     return RecipeError(
         f"the task `{path}` does not make rows",
         why=why,
-        fix=mend(path, "it yields rows such as {'prompt': '2 + 2?', 'label': '4'}"),
+        fix=plugin_fix(path, "it yields rows such as {'prompt': '2 + 2?', 'label': '4'}"),
     )
 
 

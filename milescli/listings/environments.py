@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from milescli.core.errors import MilesError, RecipeError
-from milescli.core.imports import imported
+from milescli.core.imports import import_object
 from milescli.core.plug_points import ENVIRONMENTS, TOOLS
 from milescli.core.registry import PlugPoint
 from milescli.core.types import Prompt
@@ -52,7 +52,7 @@ def tools() -> list[Listed]:
 
 
 def _listed(name: str, point: PlugPoint) -> Listed:
-    plugin: Any = imported(point.path_of(name), kind=point.kind, key=point.key)
+    plugin: Any = import_object(point.path_of(name), kind=point.kind, key=point.key)
     lacks = fix = None
     try:
         if point is ENVIRONMENTS:

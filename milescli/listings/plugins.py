@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import RecipeError, nearest
-from milescli.core.imports import imported
+from milescli.core.imports import import_object
 from milescli.core.plug_points import AGENTS, GENERATIONS, POINTS, REWARDS
 from milescli.core.registry import PlugPoint
 from milescli.recipe.schema import Rollout
@@ -228,7 +228,7 @@ def check_there(kind: str, path: str) -> None:
 def point_that_fits(path: str) -> PlugPoint:
     """Return the point whose parameters are those of what `path` names. Raises RecipeError where it
     cannot be imported, or fits none or several."""
-    plugin: Any = imported(path)
+    plugin: Any = import_object(path)
     target = plugin.__init__ if inspect.isclass(plugin) else plugin
     names = set(inspect.signature(target).parameters) - {"self"} if callable(plugin) else set()
     fitting = [

@@ -1,5 +1,5 @@
 """Makes a plan from a recipe and a machine: legal layouts, placement, batch arithmetic, each choice
-with its reason. The entry point of this room; pure, no torch, no I/O."""
+with its reason. The entry point of this package; pure, no torch, no I/O."""
 
 from __future__ import annotations
 

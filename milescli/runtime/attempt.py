@@ -257,8 +257,8 @@ class Attempt:
         ).probe
 
     async def _check_ray(self) -> None:
-        for news in self.session.ray.news(self.step):
-            self.bus.emit(news)
+        for warning in self.session.ray.warnings(self.step):
+            self.bus.emit(warning)
         await self.session.ray.check()
 
     async def _check_watchdog(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, StepDone, WorkerMemory
-from milescli.core.imports import search_garbage_rarely
+from milescli.core.imports import run_gc_rarely
 from milescli.core.types import EVALUATION, ROLLOUT, Group, StepReport
 from milescli.plan.collectors import why_in_driver
 from milescli.platform.memory_record import last_look
@@ -82,7 +82,7 @@ class GroupWork:
         await self._join(run, devices)
         if self.collectors is not None:
             await self.collectors.open()
-        search_garbage_rarely()
+        run_gc_rarely()
         await learn(run)
         if self.beside is not None:
             await self.beside.finish()

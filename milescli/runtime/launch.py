@@ -15,7 +15,7 @@ from milescli.checkpoint.run_lock import lock
 from milescli.checkpoint.store import write_atomically
 from milescli.cluster.nodes import find_nodes
 from milescli.console.output import Output
-from milescli.core.driver_pipe import say
+from milescli.core.driver_pipe import report_to_parent
 from milescli.core.errors import MilesError
 from milescli.data.prompt_source import file_named
 from milescli.platform.torch_wheel import require_wheel
@@ -96,7 +96,7 @@ def _new_run(recipes: Recipes) -> Iterator[RunDir]:
     )
     with lock(run), stop_recorded(run, num_steps=recipe.train.steps):
         write_atomically(run.recipe_file, resolved)
-        say(run=run.path)
+        report_to_parent(run=run.path)
         yield run
 
 

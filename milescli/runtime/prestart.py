@@ -20,7 +20,7 @@ from milescli.backends.sglang.launch.servable import cpu_family
 from milescli.backends.sglang.launch.warm import LentWarmProcess, WarmProcess, lent
 from milescli.cluster.nodes import RunNodes
 from milescli.cluster.watchdog import Watchdog, start_watchdog
-from milescli.core.driver_pipe import say
+from milescli.core.driver_pipe import report_to_parent
 from milescli.core.private import without_secrets
 from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.models import ModelFacts
@@ -151,9 +151,9 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str, timeout_s: float) -> It
     """Run Ray within the context. At the end every process of the run is ended, whatever happened,
     and its scratch files are removed. `token`: of the run, by which watchdogs identify its
     processes. `timeout_s`: time limit of the start of our own Ray."""
-    say(token=token)
+    report_to_parent(token=token)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
-    say(scratch_dir=temp_dir)
+    report_to_parent(scratch_dir=temp_dir)
     watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir])
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
     # Ray opens its own folder to everybody: it lies below one that is ours alone

@@ -16,7 +16,7 @@ from milescli.checkpoint.weight_files import require_base
 from milescli.cluster.node_loss import nodes_that_are_left
 from milescli.console.output import Output
 from milescli.conversion.base import store_of
-from milescli.core.driver_pipe import say
+from milescli.core.driver_pipe import report_to_parent
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models.adapter import read_shape
 from milescli.platform.torch_wheel import require_wheel
@@ -61,7 +61,7 @@ def resume(
         flags["machine.address"] = f"--address {address}"
     loaded = override(kept, sets=sets, flags=flags, only=run_records.MAY_CHANGE, environ=environ)
     with taken_over(run, output=output), stop_recorded(run, num_steps=loaded.recipe.train.steps):
-        say(run=run.path)
+        report_to_parent(run=run.path)
         for line in run_records.edited_keys(run, kept, may_change=run_records.MAY_CHANGE):
             output.warn(f"recipe.yaml was edited: {line}")
         wished, recipes = loaded, Recipes.of(loaded, steps=steps)

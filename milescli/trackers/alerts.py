@@ -26,7 +26,7 @@ from typing import Any
 
 import milescli
 from milescli.core.errors import RecipeError
-from milescli.core.private import SMTP_PASSWORD, is_secret, without_values
+from milescli.core.private import SMTP_PASSWORD, is_secret, without_secret_values
 from milescli.recipe.alerts import (
     KEY,
     MAILTO,
@@ -180,7 +180,7 @@ def run_command(words: list[str], alert: Mapping[str, Any], *, environ: Mapping[
             raise Undelivered(f"it took more than {TRY_S:g} s") from None
         if code:
             said.seek(0)
-            lines = without_values(said.read().decode(errors="replace"), environ).split("\n")
+            lines = without_secret_values(said.read().decode(errors="replace"), environ).split("\n")
             last = next((line for line in reversed(lines) if line.strip()), "")
             raise Undelivered(f"exit code {code}" + f": {last}" * bool(last))
 

@@ -13,7 +13,7 @@ import torch
 
 from milescli.core.errors import RecipeError
 from milescli.core.examples import example_chats, example_groups, example_pairs
-from milescli.core.user_code import mend, name_of
+from milescli.core.user_code import name_of, plugin_fix
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
 from milescli.train.advantages import (
@@ -303,5 +303,5 @@ def _wrong(piece: object, why: str) -> RecipeError:
     return RecipeError(
         f"`{name_of(piece)}` does not meet its contract",
         why=why,
-        fix=mend(piece, "docs/extending.md says what it is given and gives"),
+        fix=plugin_fix(piece, "docs/extending.md says what it is given and gives"),
     )

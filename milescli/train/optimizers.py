@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeGuard
 
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import SCHEDULES
-from milescli.core.user_code import mend
+from milescli.core.user_code import plugin_fix
 from milescli.platform.late import torch
 from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
@@ -111,7 +111,7 @@ def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
     raise RecipeError(
         f"the schedule `{optimizer.schedule}` returned {rate!r}",
         why=f"for step {step + 1} of {total_steps}; a learning rate must be a number of at least 0",
-        fix=mend(optimizer.schedule),
+        fix=plugin_fix(optimizer.schedule),
     )
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import RecipeError
-from milescli.core.user_code import mend, name_of
+from milescli.core.user_code import name_of, plugin_fix
 
 if TYPE_CHECKING:
     import torch
@@ -69,5 +69,5 @@ def require_each(
     raise RecipeError(
         f"the {kind} `{name_of(piece)}` returned {gave}",
         why=f"there are {count} positions, and each needs one value",
-        fix=mend(piece, f"docs/extending.md says what a {kind} gives"),
+        fix=plugin_fix(piece, f"docs/extending.md says what a {kind} gives"),
     )

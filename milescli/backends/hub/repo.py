@@ -1,5 +1,5 @@
 """One repository of the hub: lists it, downloads single files, and converts the client's errors to
-ours. If the hub is unreachable, the client's cache is used. Called by the rest of this room."""
+ours. If the hub is unreachable, the client's cache is used. Called by the rest of this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests the contract of this room's plug-ins; plug-in authors can run it. A run does not use it."""
+"""Tests the contract of this package's plug-ins; plug-in authors can run it. A run does not use
+it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from milescli.backends.megatron.cpu import collectives
-from milescli.core.imports import without_garbage_search, without_packages
+from milescli.core.imports import without_gc, without_packages
 from milescli.plan.types import Plan
 from milescli.platform import exact
 from milescli.platform.allocation import keep_freed_memory
@@ -25,7 +25,7 @@ _TRACKERS = ("wandb", "torch.utils.tensorboard")
 def import_megatron() -> None:
     """Import Megatron as if no tracker were installed: we use none through Megatron, and importing
     wandb takes half as long as all of Megatron-Core."""
-    with without_garbage_search(), without_packages(*_TRACKERS):
+    with without_gc(), without_packages(*_TRACKERS):
         import megatron.core.inference.contexts
         import megatron.core.timers  # noqa: F401
 
@@ -77,7 +77,7 @@ def install() -> bool:
 def take_device(plan: Plan) -> torch.device:
     """Return the CPU, or the one accelerator that this process sees. Call it once, before the
     process imports Megatron."""
-    # it announces every layer and buffer, and warns of what this room has chosen on purpose
+    # it announces every layer and buffer, and warns of what this package has chosen on purpose
     logging.getLogger("megatron").setLevel(logging.ERROR)
     if install():
         torch.set_num_threads(plan.cpu_threads)

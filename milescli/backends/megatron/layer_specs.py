@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from milescli.core.errors import RecipeError
-from milescli.core.user_code import mend
+from milescli.core.user_code import plugin_fix
 
 DEFAULT = "default"
 
@@ -26,6 +26,6 @@ def respecified(change: Callable[..., Any], **of_layer: Any) -> Any:
         raise RecipeError(
             f"the layer spec of layer {of_layer['layer']} is {made!r:.200}",
             why="Megatron builds a layer from a ModuleSpec",
-            fix=mend(change, "it returns the spec that it was given, changed"),
+            fix=plugin_fix(change, "it returns the spec that it was given, changed"),
         )
     return made

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from milescli.core.errors import MilesError, WorkerDied
-from milescli.core.imports import without_garbage_search
+from milescli.core.imports import without_gc
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class Host:
 
     def _load(self) -> Callable[..., object]:
         module, _, attribute = self._target.partition(":")
-        with without_garbage_search():
+        with without_gc():
             return getattr(importlib.import_module(module), attribute)
 
     async def start(self, kwargs: bytes, log_path: str, secrets: dict[str, str]) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from milescli.backends.ray import idle_agent
-from milescli.core.driver_pipe import leave, say
+from milescli.core.driver_pipe import exit_if_parent_reports, report_to_parent
 from milescli.core.errors import MachineError
 from milescli.core.files import last_log_lines
 from milescli.platform.cpu import threads_left
@@ -121,7 +121,7 @@ def stderr_in_log() -> Iterator[StderrLog]:
     parent quotes and removes the file."""
     descriptor, name = tempfile.mkstemp(prefix="miles-ray-", suffix=".log", dir="/tmp")
     log = StderrLog(path=Path(name), terminal=os.dup(2))
-    say(ray_log=log.path)
+    report_to_parent(ray_log=log.path)
     sys.stderr.flush()
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -130,7 +130,7 @@ def stderr_in_log() -> Iterator[StderrLog]:
     finally:
         os.dup2(log.terminal, 2)
         os.close(log.terminal)
-        say(ray_log="")
+        report_to_parent(ray_log="")
         log.path.unlink(missing_ok=True)
 
 
@@ -148,8 +148,8 @@ def bounded(timeout_s: float, folder: Path, *, log: StderrLog) -> Iterator[None]
                 f"--set machine.start_timeout_s={2 * timeout_s:g}   # if this machine is slow",
             ],
         )
-        say(cause=error.as_dict())
-        leave()
+        report_to_parent(cause=error.as_dict())
+        exit_if_parent_reports()
         log.path.unlink(missing_ok=True)
         os.write(log.terminal, f"error: {error}\n".encode())
         os._exit(error.exit_code)
@@ -282,7 +282,7 @@ def uninterrupted() -> Iterator[None]:
         if callable(handler := signal.getsignal(number))
     }
     came: list[tuple[int, FrameType | None]] = []
-    leaving = threading.Timer(PATIENCE_S, leave)
+    leaving = threading.Timer(PATIENCE_S, exit_if_parent_reports)
     leaving.daemon = True
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from milescli.core.driver_pipe import say
+from milescli.core.driver_pipe import report_to_parent
 from milescli.core.errors import WorkerDied
 from milescli.core.events import WorkerSilent
 from milescli.core.files import last_log_lines
@@ -63,9 +63,10 @@ class SessionProcesses:
             if process.returncode is None and is_stopped_process(process.pid):
                 os.kill(process.pid, signal.SIGKILL)
 
-    def news(self, step: int) -> list[WorkerSilent]:
+    def warnings(self, step: int) -> list[WorkerSilent]:
         """Return each newly silent process once. `step` is the number of steps done."""
-        return [news for silence in self._silences.values() if (news := silence.news(step))]
+        silences = self._silences.values()
+        return [warning for silence in silences if (warning := silence.warning(step))]
 
     def close(self) -> None:
         """Stop watching, after the processes have ended and Ray was left."""
@@ -104,7 +105,7 @@ class SessionProcesses:
         )
         silence.bound_s = self.silence_s
         is_stopped = is_stopped_process(process.pid)
-        silence.look(f"its process {process.pid} is stopped (SIGSTOP)" if is_stopped else None)
+        silence.observe(f"its process {process.pid} is stopped (SIGSTOP)" if is_stopped else None)
         return silence
 
     def _lost(self, what: str, how: str, last_words: str, *, fix: str) -> None:
@@ -113,7 +114,7 @@ class SessionProcesses:
             why=f"{how}; without it, Ray ends every process of the run{last_words}",
             fix=fix,
         )
-        say(cause=self._death.as_dict())
+        report_to_parent(cause=self._death.as_dict())
         if not self._over.wait(END_WITHIN_S):
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from milescli.core.imports import imported
+from milescli.core.imports import import_object
 from milescli.core.types import Prompt
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Door, Outcome, Reply, Session, Turn
@@ -102,6 +102,6 @@ async def play_there(
     """Play one episode in the agent's process."""
     session: Session = _SessionThere(asking.get(), door)
     if generation is not None:
-        way: Any = imported(generation)
+        way: Any = import_object(generation)
         session = Generating(session, way, settings)
     return await made(agent, settings)(prompt, session)

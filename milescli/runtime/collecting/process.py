@@ -24,7 +24,7 @@ from milescli.checkpoint.journal import Place
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError
 from milescli.core.events import PublishStats
-from milescli.core.imports import Origin, search_garbage_rarely
+from milescli.core.imports import Origin, run_gc_rarely
 from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.schema import Recipe
@@ -211,7 +211,7 @@ class CollectorProcess:
     async def open(self) -> None:
         """Start on the event loop of the calls. Raises WorkerDied or WaitTimeout if a node cannot
         host environments."""
-        search_garbage_rarely()
+        run_gc_rarely()
         self._environments = await spread_environments(
             self._recipe,
             self._cluster,

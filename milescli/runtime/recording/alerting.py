@@ -17,11 +17,11 @@ from milescli.checkpoint.run_dir import RunDir, step_done
 from milescli.console.output import Output
 from milescli.core.errors import MilesError
 from milescli.core.events import (
+    AdapterEvent,
     EvalDone,
     Event,
     EventBus,
     Notice,
-    OfAdapter,
     PhaseStarted,
     RowStepDone,
     RunEnded,
@@ -101,7 +101,7 @@ class Alerting:
     def __call__(self, event: Event) -> None:
         """Send what the event is worth; warn of an alert that was not delivered."""
         self._silence.heard(event)
-        if isinstance(event, OfAdapter):
+        if isinstance(event, AdapterEvent):
             return
         if isinstance(event, StepDone | RowStepDone):
             self._step, self._num_steps = event.step, event.num_steps
@@ -223,7 +223,7 @@ class Silence:
 
     def heard(self, event: Event) -> None:
         """Take in an event."""
-        done = event.event if isinstance(event, OfAdapter) else event
+        done = event.event if isinstance(event, AdapterEvent) else event
         if isinstance(done, StepDone):
             self._steps.append(done.seconds.step_s)
         elif isinstance(done, RowStepDone):

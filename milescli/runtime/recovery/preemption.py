@@ -16,10 +16,10 @@ from email.utils import parsedate_to_datetime
 
 from milescli.core.errors import MilesError
 from milescli.core.events import (
+    AdapterEvent,
     CheckpointMirrored,
     CheckpointSaved,
     Event,
-    OfAdapter,
     RowStepDone,
     StepDone,
 )
@@ -33,7 +33,7 @@ GCE_GRACE_S = 30.0
 """Google gives so many seconds, and does not say when they began."""
 EVERY_S, ANSWER_S = 5.0, 2.0
 """Seconds between two requests; time limit of one."""
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 _TOKEN_S = 21_600
 _ENDING = ("Preempt", "Terminate", "Reboot", "Redeploy")
 """Scheduled events of Azure that end the processes of a machine."""
@@ -132,7 +132,7 @@ def _reply(
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
         with _OPENER.open(request, timeout=ANSWER_S) as reply:
-            return reply.read(MOST_BYTES).decode(errors="replace")
+            return reply.read(MAX_BYTES).decode(errors="replace")
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 401:
@@ -201,7 +201,7 @@ class Pace:
 
     def __call__(self, event: Event) -> None:
         """Take in what took how long."""
-        if isinstance(event, OfAdapter):
+        if isinstance(event, AdapterEvent):
             event = event.event
         if isinstance(event, StepDone | RowStepDone):
             is_rows = isinstance(event, RowStepDone)

@@ -19,7 +19,7 @@ from milescli.core.errors import WorkerDied
 from milescli.core.events import EventBus
 from milescli.core.files import last_log_lines
 from milescli.core.run_processes import CpuClock, cpu_seconds
-from milescli.core.silence import UNSURE, Silence, dump_stacks, is_stopped_process
+from milescli.core.silence import BUSY_TIMES, Silence, dump_stacks, is_stopped_process
 from milescli.core.units import format_duration
 from milescli.plan.types import TrainerLayout
 from milescli.train.base import Stepped, TrainBatch, Trainer
@@ -209,7 +209,7 @@ class RankWatch:
             return error
         for silence, hang in zip(self._silences, hangs, strict=True):
             is_sure = hang is None or hang.is_sure
-            silence.look(hang.why if hang else None, times=1.0 if is_sure else UNSURE)
+            silence.observe(hang.why if hang else None, times=1.0 if is_sure else BUSY_TIMES)
             self._report(silence)
         for number, silence in enumerate(self._silences):
             if silence.is_too_long:
@@ -223,12 +223,12 @@ class RankWatch:
         method, silence = self._doing
         usual = format_duration(silence.longest_s / LONGER)
         # where an engine hangs in a publish, it is the first to be ended
-        silence.look(f"it is in `{method}`, which took at most {usual} before", times=UNSURE)
+        silence.observe(f"it is in `{method}`, which took at most {usual} before", times=BUSY_TIMES)
         self._report(silence)
         return await self._hung(ranks, silence, 0) if silence.is_too_long else None
 
     def _report(self, silence: Silence) -> None:
-        if news := silence.news(self._step()):
+        if news := silence.warning(self._step()):
             self._bus.emit(news)
 
     async def _hung(self, ranks: RankGroup, silence: Silence, number: int) -> WorkerDied:

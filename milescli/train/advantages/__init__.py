@@ -15,7 +15,7 @@ import numpy as np
 from milescli.core.errors import RecipeError
 from milescli.core.role_views import has_role_rewards, views_of
 from milescli.core.types import Group, Sample, Trajectory
-from milescli.core.user_code import mend, name_of
+from milescli.core.user_code import name_of, plugin_fix
 from milescli.recipe.train import Train
 
 Advantage = Union[float, "Sequence[float | np.ndarray]"]
@@ -89,7 +89,7 @@ def next_state(
     raise RecipeError(
         f"`next_state` of the advantage estimator `{name_of(estimator)}` returned {made!r}",
         why="checkpoints store what it keeps as finite numbers by name",
-        fix=mend(estimator),
+        fix=plugin_fix(estimator),
     )
 
 
@@ -133,7 +133,7 @@ def _estimated(
         raise RecipeError(
             f"the advantage estimator `{name}` returned {sizes} values per group",
             why=f"the groups have {expected} samples, and each sample needs one value",
-            fix=mend(estimator, "it returns a list of numbers for each group"),
+            fix=plugin_fix(estimator, "it returns a list of numbers for each group"),
         )
     for group, row in zip(groups, rows, strict=True):
         if all(type(value) is float and math.isfinite(value) for value in row):
@@ -144,7 +144,7 @@ def _estimated(
                     f"the advantage estimator `{name}` returned {fault}",
                     why=f"for sample {index} of prompt {group.prompt.index}, whose rewards are "
                     f"{group.rewards}",
-                    fix=mend(
+                    fix=plugin_fix(
                         estimator,
                         "an advantage is a finite number, or such a number for each token of each "
                         "trajectory",

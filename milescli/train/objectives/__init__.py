@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import OBJECTIVES
-from milescli.core.user_code import mend
+from milescli.core.user_code import plugin_fix
 from milescli.recipe.schema import Recipe
 from milescli.train.streams import FROM_RANKS
 from milescli.workers.isolated import Isolated
@@ -70,13 +70,15 @@ def sequences_from(
             raise RecipeError(
                 f"the objective `{name}` created a sequence that cannot be trained on",
                 why=f"sequence {number} of {len(sequences)}: {fault}",
-                fix=mend(name, "milescli.train.base.TrainSequence says what `sequences` gives"),
+                fix=plugin_fix(
+                    name, "milescli.train.base.TrainSequence says what `sequences` gives"
+                ),
             )
     if not sequences:
         raise RecipeError(
             f"the objective `{name}` created no sequence",
             why=f"it received {len(items)} items, and a step needs something to learn from",
-            fix=mend(name, "in `sequences`, a mask of zeros leaves a sequence out"),
+            fix=plugin_fix(name, "in `sequences`, a mask of zeros leaves a sequence out"),
         )
     return sequences
 

@@ -15,10 +15,10 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import MachineError, MilesError, RecipeError, WorkerDied
 from milescli.core.events import (
+    AdapterEvent,
     EvalDone,
     Event,
     EventBus,
-    OfAdapter,
     PhaseStarted,
     RunEnded,
     VerdictGiven,
@@ -150,7 +150,7 @@ def test_only_what_is_wanted_is_sent_and_a_diagnosis_once(tmp_path: Path) -> Non
         is_learning=False,
         findings={"entropy-collapse": "Entropy collapses: 0.9 → 0.1", "reward-flat": "flat"},
     )
-    of_adapter = OfAdapter(adapter="a", event=ended("stopped"))
+    of_adapter = AdapterEvent(adapter="a", event=ended("stopped"))
     rig.tell(step_done(3, 9), sick, sick, of_adapter, ended("done"))
     [alert] = rig.alerts()
     assert (alert["alert"], alert["diagnosis"]) == ("entropy-collapse", "entropy-collapse")
@@ -229,12 +229,12 @@ def test_a_silence_is_measured_by_the_usual_step_and_evaluation() -> None:
         patch.setattr(room.time, "monotonic", lambda: now[0])
         silence = Silence()
         now[0] = 9000.0
-        assert silence.news() is None, "nothing is usual yet"
+        assert silence.warning() is None, "nothing is usual yet"
         silence.heard(step_done(1, 9, step_s=30.0))
         now[0] += 299.0
-        assert silence.news() is None
+        assert silence.warning() is None
         now[0] += 2.0
-        assert silence.news() == 301.0 and silence.news() is None
+        assert silence.warning() == 301.0 and silence.news() is None
         done = EvalDone(
             step=1,
             accuracy=0.5,
@@ -247,9 +247,9 @@ def test_a_silence_is_measured_by_the_usual_step_and_evaluation() -> None:
         silence.heard(done)
         silence.heard(PhaseStarted(phase="eval"))
         now[0] += 999.0
-        assert silence.news() is None
+        assert silence.warning() is None
         now[0] += 2.0
-        assert silence.news() == 1001.0
+        assert silence.warning() == 1001.0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Megatron's MambaModel, for models whose layers have one part each (Nemotron-H): its layer stack
-with the parts of this room, any split into pipeline stages, and recomputation, which Megatron's own
-stack lacks. Called by `model`."""
+with the parts of this package, any split into pipeline stages, and recomputation, which Megatron's
+own stack lacks. Called by `model`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """GPTModel of Megatron-Core from ModelFacts and a layout. TransformerEngine's layers where it is
 installed beside an accelerator, else Megatron's own layers with the attention and norm of this
-room."""
+package."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def build_model(
         pre_process=mesh.is_first_stage,
         post_process=mesh.is_last_stage,
         share_embeddings_and_output_weights=facts.tied_embeddings,
-        # without TransformerEngine the attention of this room rotates by itself
+        # without TransformerEngine the attention of this package rotates by itself
         position_embedding_type="rope" if engine else "none",
         rotary_base=facts.rope.theta if facts.rope else 10_000,
         parallel_output=True,

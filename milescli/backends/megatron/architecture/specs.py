@@ -30,7 +30,7 @@ def final_norm(*, engine: bool) -> type:
 
 def engine_knows(facts: ModelFacts) -> bool:
     """Return True if TransformerEngine's layers can compute this model: full attention with plain
-    rotary embeddings, gated SiLU, and no trained MTP layer. Other models use this room's own
+    rotary embeddings, gated SiLU, and no trained MTP layer. Other models use this package's own
     layers, on an accelerator too."""
     plain = facts.rope is not None and facts.rope == Rope(theta=facts.rope.theta)
     alike = all(layer in (Layer(), Layer(mlp="moe")) for layer in facts.layers)

@@ -33,7 +33,7 @@ _SHORT = 24
 
 def options(facts: ModelFacts) -> dict[str, object]:
     """Return Megatron's settings of windows, sinks, gate and scale. The windows are for its own
-    modules, which may load the same checkpoint; this room's modules take them from the layer
+    modules, which may load the same checkpoint; this package's modules take them from the layer
     spec."""
     settings: dict[str, object] = {}
     if facts.attention_output_gate:

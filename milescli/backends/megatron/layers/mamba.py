@@ -120,7 +120,7 @@ def _exp(exponent: torch.Tensor, *, where: torch.Tensor) -> torch.Tensor:
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """Return Megatron's settings of Mamba-2; this room's mixer takes the same from the layer
+    """Return Megatron's settings of Mamba-2; this package's mixer takes the same from the layer
     spec."""
     if facts.mamba is None:
         return {}
@@ -134,7 +134,7 @@ def options(facts: ModelFacts) -> dict[str, object]:
 
 
 def layer_spec(config: TransformerConfig, mamba: Mamba) -> ModuleSpec:
-    """Return Megatron's MambaLayer with the mixer and the norm of this room."""
+    """Return Megatron's MambaLayer with the mixer and the norm of this package."""
     return ModuleSpec(
         module=MambaLayer,
         submodules=MambaLayerSubmodules(

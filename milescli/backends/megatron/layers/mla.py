@@ -1,6 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over packed rows: Megatron's own
-module and names, rotated by this room's angles. The projections down to the latents are small, so
-every rank of tensor parallelism holds them whole. Used by `model`, `specs`."""
+module and names, rotated by this package's angles. The projections down to the latents are small,
+so every rank of tensor parallelism holds them whole. Used by `model`, `specs`."""
 
 from __future__ import annotations
 

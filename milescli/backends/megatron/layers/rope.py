@@ -1,5 +1,5 @@
 """Rotary embedding: the angles of positions, from the facts of a model. Pure; used by every kind of
-attention of this room."""
+attention of this package."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Trainer state on disk in Megatron's `torch_dist` format: weights, distributed optimizer, RNG;
 written in the background, read under any layout. Every rank writes and reads the pieces that it
-holds, from and into their own memory. The manifest beside it belongs to the checkpoint room."""
+holds, from and into their own memory. The manifest beside it belongs to the checkpoint package."""
 
 from __future__ import annotations
 

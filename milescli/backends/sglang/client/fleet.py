@@ -1,4 +1,4 @@
-"""The fleet of SGLang engines as the rollout room sees it: a request goes to the engine with the
+"""The fleet of SGLang engines as the rollout package sees it: a request goes to the engine with the
 fewest requests, an order to every engine.
 
 Token ids in, token ids out. A pause aborts the requests in flight, and after `resume`, `generate`

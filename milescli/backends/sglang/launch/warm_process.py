@@ -25,7 +25,7 @@ import traceback
 from pathlib import Path
 
 from milescli.backends.sglang.launch.key import KEY_VARIABLE, change_key
-from milescli.core.imports import without_garbage_search
+from milescli.core.imports import without_gc
 from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.platform.no_compiler import compile_nothing
 from milescli.workers.guard import end_with_parent
@@ -68,7 +68,7 @@ def import_all() -> None:
     """Import everything in the order of an engine: our plug-in must precede SGLang's HTTP server.
     Freezes the imported objects, so that the garbage collector neither searches nor copies them in
     any engine."""
-    with without_garbage_search():
+    with without_gc():
         compile_nothing()  # engines on a CPU are told to (TORCH_COMPILE_DISABLE)
         for name in BEFORE_PLUGINS:
             importlib.import_module(name)
