@@ -158,13 +158,13 @@ class Pipeline:
                 stream.write(item.file.start)
                 while item.piece is not None:
                     data = item.piece.tensor
-                    before, behind = (
+                    before, trailer = (
                         item.piece.around(item.crc32) if item.piece.around else (b"", b"")
                     )
                     stream.write(before)
                     pieces.append((item.piece.name, stream.size, data.numel(), item.crc32))
                     stream.write_tensor(data, crc32=item.crc32)
-                    stream.write(behind)
+                    stream.write(trailer)
                     self._release(data.numel())
                     item = self._take(self._queue)
         except BaseException:

@@ -247,8 +247,8 @@ def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
             saved[who] = max(saved.get(who, 0), _number(event, "step"))
         elif event.get("event") in STEP_EVENTS:
             wanted[who] = _number(event, "num_steps")
-    behind = [step for who, step in saved.items() if step < wanted.get(who, step + 1)]
-    return min(behind) if behind else max(saved.values(), default=None)
+    outdated = [step for who, step in saved.items() if step < wanted.get(who, step + 1)]
+    return min(outdated) if outdated else max(saved.values(), default=None)
 
 
 def resume_command(shown: str, *, step: int | None, num_steps: int | None = None) -> str:

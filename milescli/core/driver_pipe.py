@@ -70,8 +70,8 @@ def read_report(pipe: int) -> DriverReport:
     with suppress(BlockingIOError):  # a process that it forked may still hold the other end
         while more := os.read(pipe, 65536):
             text += more
-    said = DriverReport()
+    report = DriverReport()
     for line in text.splitlines():
         with suppress(ValueError):  # the last line may be torn
-            said.update(json.loads(line))
-    return said
+            report.update(json.loads(line))
+    return report

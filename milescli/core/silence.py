@@ -89,7 +89,7 @@ def dump_stacks(pids: Mapping[str, int], file: Path) -> str | None:
     no stack could be read."""
     if (tool := py_spy()) is None:
         return None
-    seen = list[str]()
+    dumps = list[str]()
     for name, pid in pids.items():
         # a stopped process cannot be made to wait for the look at it
         command = [tool, "dump", "--nonblocking", "--pid", str(pid)]
@@ -100,11 +100,11 @@ def dump_stacks(pids: Mapping[str, int], file: Path) -> str | None:
         except (subprocess.TimeoutExpired, OSError):
             continue
         if dumped.returncode == 0:
-            seen.append(f"== {name}, process {pid}\n{dumped.stdout}")
-    if not seen:
+            dumps.append(f"== {name}, process {pid}\n{dumped.stdout}")
+    if not dumps:
         return None
     with file.open("a", encoding="utf-8") as stacks:
-        stacks.write("\n".join(seen) + "\n")
+        stacks.write("\n".join(dumps) + "\n")
     return str(file)
 
 

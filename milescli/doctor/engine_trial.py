@@ -155,7 +155,7 @@ async def _agree(
 ) -> list[Finding]:
     ours, rounded = [
         await asyncio.to_thread(
-            score, trainer, PROMPT_IDS, completion.response_ids, rounded_otherwise=otherwise
+            score, trainer, PROMPT_IDS, completion.response_ids, with_other_rounding=otherwise
         )
         for otherwise in (False, True)
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from milescli.core.errors import MachineError
 from milescli.core.examples import example_groups
 from milescli.core.types import EngineAddress, Group, Trajectory, WeightVersion
-from milescli.data.chat_masks import demonstration
+from milescli.data.chat_masks import demonstration_trajectory
 from milescli.doctor.finding import REPORT
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
 from milescli.recipe.schema import Recipe
@@ -113,11 +113,13 @@ def score(
     prompt_ids: list[int],
     response_ids: list[int],
     *,
-    rounded_otherwise: bool = False,
+    with_other_rounding: bool = False,
 ) -> list[float]:
     """Return [len(response_ids)] the log-prob of each token of a response."""
-    (shard,) = _pack([demonstration(prompt_ids, response_ids)], objective="supervised").shards
-    scored = trainer.score(shard, rounded_otherwise)
+    (shard,) = _pack(
+        [demonstration_trajectory(prompt_ids, response_ids)], objective="supervised"
+    ).shards
+    scored = trainer.score(shard, with_other_rounding)
     assert scored is not None, "one rank speaks for all tokens"
     return scored[0][len(prompt_ids) :].tolist()
 

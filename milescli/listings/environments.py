@@ -15,7 +15,7 @@ from milescli.core.imports import import_object
 from milescli.core.plug_points import ENVIRONMENTS, TOOLS
 from milescli.core.registry import PlugPoint
 from milescli.core.types import Prompt
-from milescli.data.prompt_encoder import NoTokens
+from milescli.data.prompt_encoder import TokenlessEncoder
 from milescli.data.prompt_source import load_source
 from milescli.data.tasks import is_task
 from milescli.recipe.data import Data
@@ -95,7 +95,7 @@ def rows_of(data: str | None) -> list[Prompt]:
         loaded = load_source(
             Data(prompts=data if is_task(data) else str(Path(data).expanduser().absolute())),
             "prompts",
-            tokenizer=NoTokens(),
+            tokenizer=TokenlessEncoder(),
             seed=0,
             base_dir=folder,
             needs_label=False,

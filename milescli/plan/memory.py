@@ -411,8 +411,10 @@ class MemoryModel:
         states = self.cache_bytes(layout, size=size, tokens=0, sequences=STATES_PER_REQUEST)
         per_request = self.cache_bytes(layout, size=size, tokens=tokens, sequences=0)
         share = STATE_SHARE if states else 0.0
-        room = (1 - share) * cache_bytes / max(per_request, 1)
-        return layout.attention_dp * (min(room, share * cache_bytes / states) if states else room)
+        max_requests = (1 - share) * cache_bytes / max(per_request, 1)
+        return layout.attention_dp * (
+            min(max_requests, share * cache_bytes / states) if states else max_requests
+        )
 
     def cache_tokens(self, layout: EngineLayout, *, cache_bytes: int, size: int) -> int:
         """Return how many tokens' keys and values an engine holds with `cache_bytes` on each of its

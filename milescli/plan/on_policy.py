@@ -109,13 +109,13 @@ def _shown(
 ) -> Iterator[Rule]:
     """Yield the rules against what was not shown to be exact on a CPU."""
     layouts = {"parallel": (trainer, "tp", "cp"), "engines": (engines, "tp", "ep", "attention_dp")}
-    for room, (layout, *axes) in layouts.items():
+    for section, (layout, *axes) in layouts.items():
         for axis in axes:
             yield _not(
                 (size := getattr(layout, axis)) > 1,
-                f"`{room}.{axis}={size}`",
+                f"`{section}.{axis}={size}`",
                 "it was not shown to be exact: sums over ranks have an order of their own",
-                f"--set {room}.{axis}=1",
+                f"--set {section}.{axis}=1",
             )
     odd = next((layer.mixer for layer in facts.layers if layer.mixer != "full"), None)
     reasons = {

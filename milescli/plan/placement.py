@@ -123,10 +123,10 @@ def note_idle_devices(slots: list[Slot], num_devices: int, recipe: Recipe, log: 
     if used == num_devices:
         return
     pins = [
-        f"{room}.{key}"
-        for room, keys in (("parallel", ("tp", "pp", "cp", "dp")), ("engines", ("tp", "num")))
+        f"{section}.{key}"
+        for section, keys in (("parallel", ("tp", "pp", "cp", "dp")), ("engines", ("tp", "num")))
         for key in keys
-        if getattr(getattr(recipe, room), key) is not None
+        if getattr(getattr(recipe, section), key) is not None
     ]
     why = (
         f"pinned: {', '.join(pins)}"

@@ -89,7 +89,7 @@ def note_formats(
 ) -> bool:
     """Log the formats, why, and which matrices stay plain. Returns True if the inputs of quantised
     layers are rounded too. Raises FitError if a format applies to no matrix under the layouts."""
-    trainer, asked = formats.trainer, recipe.rollout.precision
+    trainer, requested = formats.trainer, recipe.rollout.precision
     rounds_inputs = _quantises_inputs(recipe, formats, on_cpu=on_cpu)
     if trainer is not None:
         log.note(
@@ -103,10 +103,10 @@ def note_formats(
             why = _why_inputs(recipe, formats, on_cpu=on_cpu)
         log.note("quantises_inputs", rounds_inputs, why)
     if recipe.has_engines and (formats.engines or trainer):
-        reason = f"pinned by `rollout.precision={asked}`"
-        if asked == "same" and trainer != formats.engines:
+        reason = f"pinned by `rollout.precision={requested}`"
+        if requested == "same" and trainer != formats.engines:
             reason = "the adapter is merged into rounded weights, which stay plain then"
-        elif asked == "same":
+        elif requested == "same":
             reason = "the trainer's own numbers"
         log.note("engine_format", formats.engines or "plain", reason)
     for form in dict.fromkeys(filter(None, (trainer, formats.engines))):
@@ -170,13 +170,13 @@ def _note_choices(form: Quantised, choices: Mapping[str, Choice], log: Log) -> N
         f"{len(in_form)} of {len(matrices)}",
         f"{sum(in_form) / sum(numbers):.1%} of the weights; the others stay plain:",
     )
-    kept: dict[tuple[str, str], int] = {}
+    plain: dict[tuple[str, str], int] = {}
     for choice in matrices:
         if choice.form is None:
             reason = re.sub(r"`[^`]*`", lambda name: _pattern(name[0]), choice.reason)
             key = (_pattern(choice.name), reason)
-            kept[key] = kept.get(key, 0) + 1
-    for (name, reason), count in kept.items():
+            plain[key] = plain.get(key, 0) + 1
+    for (name, reason), count in plain.items():
         log.note(f"{form}.plain", f"{count} x {name}" if count > 1 else name, reason)
 
 

@@ -192,12 +192,12 @@ def alternatives(
     space: SearchSpace, chosen: TrainerChoice, searched: TrainerSearch, *, step_s: float
 ) -> list[Alternative]:
     """Return the next best three layouts with other meshes."""
-    seen = {_mesh(chosen.layout)}
+    meshes = {_mesh(chosen.layout)}
     others = []
     for choice in searched.fitting:
-        if _mesh(choice.layout) in seen or len(others) == 3:
+        if _mesh(choice.layout) in meshes or len(others) == 3:
             continue
-        seen.add(_mesh(choice.layout))
+        meshes.add(_mesh(choice.layout))
         others.append(
             Alternative(
                 layout=summary(choice.layout),
@@ -378,7 +378,9 @@ def _trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_Tria
         if changes := _parsed(fix):
             yield _Trial(kind="proposed", options=fix.partition("#")[0].strip(), changes=changes)
     pinned = [key for key in _PINS if _value(recipe, key) != _FREE.get(key)]
-    rooms = [[key for key in pinned if key.startswith(room)] for room in ("parallel.", "engines.")]
+    rooms = [
+        [key for key in pinned if key.startswith(section)] for section in ("parallel.", "engines.")
+    ]
     for kind, keys in (
         *(("a pin", [key]) for key in pinned),
         *(("pins", some) for some in (*rooms, pinned) if len(some) > 1),

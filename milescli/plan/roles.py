@@ -67,18 +67,20 @@ def teacher_roles(
     """Return the roles of the teachers, and log where they live. `size` is the bytes of a
     weight."""
     own = models.table(policy)
-    for wish, facts in zip(recipe.held_teachers, teachers, strict=True):
+    for teacher, facts in zip(recipe.held_teachers, teachers, strict=True):
         table = models.table(facts)
         log.note(
-            f"teacher {wish.called}",
+            f"teacher {teacher.called}",
             "on the trainer's ranks, in turn",
             f"{format_bytes(table.num_parameters * size)} of weights over the ranks; its pass over "
             f"a token is {teacher_passes([facts], own):.2g} of the policy's",
         )
-    served = [wish for wish in recipe.teachers if wish.url is not None]
-    for wish in served:
+    served = [teacher for teacher in recipe.teachers if teacher.url is not None]
+    for teacher in served:
         log.note(
-            f"teacher {wish.called}", "served elsewhere", "asked by HTTP, while the policy samples"
+            f"teacher {teacher.called}",
+            "served elsewhere",
+            "asked by HTTP, while the policy samples",
         )
     return [
         *(Role(name="teacher", place="trainer") for _ in teachers),

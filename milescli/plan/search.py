@@ -146,7 +146,7 @@ def weigh_engines(
         < attention_dp
     ):
         return None
-    room = memory.cache_room(
+    max_requests = memory.cache_room(
         layout, cache_bytes=needs.cache, size=work.size, tokens=int(work.sequence_tokens)
     )
     return EngineChoice(
@@ -154,7 +154,7 @@ def weigh_engines(
         needs=needs,
         seconds=space.time.rollout(layout, work, cache_bytes=needs.cache),
         cache_tokens=memory.cache_tokens(layout, cache_bytes=needs.cache, size=work.size),
-        crowded=room < min(running, -(-work.num_samples // num)),
+        crowded=max_requests < min(running, -(-work.num_samples // num)),
     )
 
 

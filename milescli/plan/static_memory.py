@@ -98,10 +98,10 @@ class Counter:
             if self.table.holds(entry) and not entry.rule.buffer:
                 groups[layers if entry.layer is None else entry.layer].append((entry, times))
         self._groups = [tuple(group) for group in groups]
-        seen: dict[object, int] = {}
+        first_layers: dict[object, int] = {}
         for layer in range(layers):
             alike = tuple((id(entry.rule), entry.shapes, times) for entry, times in groups[layer])
-            self._kinds.append(seen.setdefault(alike, layer))
+            self._kinds.append(first_layers.setdefault(alike, layer))
 
     def stage(self, layout: TrainerLayout, stage: int) -> WeightCounts:
         """Return the weights of a rank of pipeline stage `stage`."""

@@ -173,13 +173,13 @@ class TimeModel:
         is part of that pass."""
         counts, microbatches = self.memory.counter.fullest(layout), work.updates * count
         ranks = layout.tp * layout.pp * layout.cp
-        once = work.rank_tokens(layout.dp) / (ranks * self.device.bf16_flops)
+        per_pass = work.rank_tokens(layout.dp) / (ranks * self.device.bf16_flops)
         slowest = self._slowest_stage(layout, head=self._head_part)
-        even, again = passes * once * slowest, 0.0
+        even, again = passes * per_pass * slowest, 0.0
         if layout.recompute != "full":
             head = self._head_part + self._logits_part / passes
             more = self._slowest_stage(layout, head=head) - slowest
-            again = passes * once * more * self.flops.matmul
+            again = passes * per_pass * more * self.flops.matmul
         read = (
             microbatches
             * (passes - 1)
@@ -284,16 +284,16 @@ class TimeModel:
         share = 1 / layout.tp if layout.sequence_parallel else 1.0
         width = facts.moe_latent_size or facts.hidden_size
         moved = rows * share * facts.topk * width * work.size * IMBALANCE / (work.updates * count)
-        once = (
+        per_pass = (
             self.links.exchange_s(moved, ranks=layout.ep, stride=layout.etp)
             if layout.ep > 1
             else 0.0
         )
         if layout.etp > 1:
-            once += moved * (layout.etp - 1) / self.links.ring(layout.etp) + self.links.start_s(
+            per_pass += moved * (layout.etp - 1) / self.links.ring(layout.etp) + self.links.start_s(
                 layout.etp
             )
-        return layers * 2 * passes * work.updates * count * once
+        return layers * 2 * passes * work.updates * count * per_pass
 
     def _data_seconds(self, layout: TrainerLayout, work: Work) -> float:
         """Return the seconds of the reduce-scatter of float32 gradients and the all-gather of
@@ -329,12 +329,12 @@ class TimeModel:
         request_bytes = self.memory.cache_bytes(
             layout, size=work.size, tokens=int(context) + 1, sequences=1
         )
-        room = self.memory.cache_room(
+        max_requests = self.memory.cache_room(
             layout, cache_bytes=cache_bytes, size=work.size, tokens=int(context) + 1
         )
         num = layout.num - work.engines_apart
         requests = math.ceil(work.num_samples / num)
-        running = max(1.0, min(requests, layout.max_running_requests, room))
+        running = max(1.0, min(requests, layout.max_running_requests, max_requests))
         step_s = self._decode_step(layout, work, running=running, request_bytes=request_bytes)
         steps = requests * work.response_tokens / running
         tail = max(0.0, work.longest_response - work.response_tokens)
@@ -363,8 +363,8 @@ class TimeModel:
                 * work.size
                 / layout.tp
             )
-            met = 1 - (1 - facts.topk / facts.num_experts) ** running
-            weights -= experts * (1 - met)
+            used_experts = 1 - (1 - facts.topk / facts.num_experts) ** running
+            weights -= experts * (1 - used_experts)
         read = weights + running / layout.attention_dp * request_bytes
         memory = read / (self.device.memory_bandwidth * self.reached.decode_share)
         compute = (
@@ -432,8 +432,8 @@ class TimeModel:
         else:
             count = max(count, math.ceil(moved.received / work.bucket_bytes))
             link = self.links.across(ranks + engines.num * engines.tp)
-            behind = (moved.levels - 1) * moved.received * max(1, moved.children) / count
-            seconds = (moved.largest + behind) / link
+            levels_s = (moved.levels - 1) * moved.received * max(1, moved.children) / count
+            seconds = (moved.largest + levels_s) / link
         return seconds + moved.received / memory + count * self.reached.bucket_s
 
     def sync_whole(self, layout: TrainerLayout, work: Work, *, num_receivers: int | None) -> float:

@@ -51,8 +51,8 @@ def store_bytes(recipe: Recipe, facts: ModelFacts, *, num_collectors: int) -> in
     of the steps that new trainer ranks would repeat, which are otherwise in the driver."""
     step = step_bytes(recipe, facts)
     steps = recipe.fault.copy_every or recipe.checkpoint.every or recipe.train.steps
-    kept = min(int(recipe.fault.kept_gib * GIB), steps * step)
-    return step + (kept if num_collectors else 0)
+    retained = min(int(recipe.fault.kept_gib * GIB), steps * step)
+    return step + (retained if num_collectors else 0)
 
 
 def plan_store(
@@ -63,8 +63,8 @@ def plan_store(
     num_collectors = choose_collectors(recipe, engines, Log())
     needed = store_bytes(recipe, facts, num_collectors=num_collectors)
     shm = machine.nodes[0].shm_bytes
-    room = int(STORE_SHARE * shm) if shm else max(needed, LEAST_STORE)
-    size = min(max(needed, LEAST_STORE), room)
+    available = int(STORE_SHARE * shm) if shm else max(needed, LEAST_STORE)
+    size = min(max(needed, LEAST_STORE), available)
     why = (
         f"{recipe.sequences_per_step:,} x {recipe.longest_sequence:,} tokens of "
         f"{bytes_per_token(recipe, facts)} bytes are at most "
@@ -132,27 +132,27 @@ def note_transfer(
     if (why := why_whole(recipe, memory)) is not None:
         how = f"are offered in {place}" if place else "go from rank 0 to every engine rank"
         size_bytes = memory.sent_weights(EngineLayout(), size=size)
-        said = f"whole tensors {how}, as {why}"
-        log.note("weights.transfer", format_bytes(size_bytes), said)
+        text = f"whole tensors {how}, as {why}"
+        log.note("weights.transfer", format_bytes(size_bytes), text)
         if place is None and recipe.weights.full_every > 1:
             log.note("weights.full_every", 1, f"whole tensors are sent each time, as {why}")
         return
     moved = transfer(memory, trainer, engines, size=size, shared=place is not None)
     if place is not None:
-        said = (
+        text = (
             f"each trainer rank (of {ranks}) offers about {format_bytes(moved.sent // ranks)} in "
             f"{place}, of which each engine rank reads its {format_bytes(moved.received)}"
         )
     else:
-        said = (
+        text = (
             f"each trainer rank (of {ranks}) sends at most {format_bytes(moved.busiest)} (the "
             f"model to {moved.trees} of the engines, which pass it on), and each engine rank "
             f"receives {format_bytes(moved.received)} once and sends it at most twice"
         )
         if (every := recipe.weights.full_every) > 1:
-            said += f"; {every - 1} of {every} publishes send only what changed"
+            text += f"; {every - 1} of {every} publishes send only what changed"
     of_engine = format_bytes(moved.received * engines.tp)
-    log.note("weights.transfer", of_engine, f"{said}; an estimate for whole pieces")
+    log.note("weights.transfer", of_engine, f"{text}; an estimate for whole pieces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,9 +26,9 @@ from milescli.core.files import read_json
 from milescli.data.chat_masks import turn_end_ids
 from milescli.data.tokenizer import (
     GENERATION_CONFIG,
+    configured_template,
     engine_stop_ids,
     load_tokenizer,
-    own_template,
 )
 from milescli.export.adapter import (
     PLAIN_OF,
@@ -263,7 +263,7 @@ def _own_template(story: Story | None, output: Output) -> dict[str, str]:
     if story is None:
         return {}
     try:
-        template = own_template(story.recipe.data.chat_template)
+        template = configured_template(story.recipe.data.chat_template)
     except DataError as error:
         output.warn(
             f"the export does not contain the run's chat template: {error.what}: {error.why}"

@@ -30,7 +30,7 @@ from milescli.runtime.recovery.engine_keepers import keep_frozen
 from milescli.runtime.saving import version_of
 from milescli.runtime.sources import AnyCollector, Groups
 from milescli.train.agreement import CORRECTED_KL, LARGE_KL, LARGE_SHARE, Agreement
-from milescli.train.base import Stepped, TrainBatch, Trainer
+from milescli.train.base import StepResult, TrainBatch, Trainer
 from milescli.train.objectives.policy import Policy
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class GroupWork:
             for sequence in objective.of_group(group, [0.0] * len(group.samples), number=index)
         ]
         shown = run.source.shown(whole, sequences)
-        settings = packing_of(run, asked=set(shown.values()))
+        settings = packing_of(run, logprob_ids=set(shown.values()))
         batch = await collectors.batch(items, objective, **settings)
         collectors.release(items, before=self.collector.position)
         return batch, shown
@@ -269,7 +269,7 @@ class GroupWork:
         )
         return replace(checked, correction=correction)
 
-    def _memory(self, stepped: Stepped) -> tuple[WorkerMemory, ...]:
+    def _memory(self, stepped: StepResult) -> tuple[WorkerMemory, ...]:
         """Return the memory of the ranks; on a CPU also that of engines, as the watchdog saw it
         last."""
         if self.spec.plan.device_kind != "cpu":

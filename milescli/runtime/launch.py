@@ -17,7 +17,7 @@ from milescli.cluster.nodes import find_nodes
 from milescli.console.output import Output
 from milescli.core.driver_pipe import report_to_parent
 from milescli.core.errors import MilesError
-from milescli.data.prompt_source import file_named
+from milescli.data.prompt_source import parse_file_name
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.alerts import anchored as anchored_alerts
 from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
@@ -143,7 +143,7 @@ def _anchored(value, *, key: str):
 
 def _absolute(text: str, *, key: str) -> str:
     try:
-        file = file_named(text, key=key)
+        file = parse_file_name(text, key=key)
     except MilesError:
         return text  # refused with its key where it is read
     path = Path(file.name).expanduser()

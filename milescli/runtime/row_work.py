@@ -66,7 +66,7 @@ class RowWork:
         if recipe.caches_teacher:
             detail = "the teacher scores the rows"
             await self._fill(self._teacher, trainer, phase="teacher", detail=detail)
-            await trainer.dismiss_teachers()
+            await trainer.free_teachers()
         if recipe.caches_reference:
             if self.spec.checkpoint is not None:
                 start = await in_thread(lambda: self.training.saver.store.find(0))

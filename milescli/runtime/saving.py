@@ -215,7 +215,7 @@ class Saver:
         if not isinstance(error, CheckpointError):
             error = not_written(folder, error)
         self.failure, self._unfinished = error, None
-        pending.trainer.note_given_up()
+        pending.trainer.note_save_failed()
         with suppress(OSError):
             await in_thread(lambda: self.store.discard(pending.step))
         recipe = self.spec.recipe

@@ -1,5 +1,5 @@
-"""Turns token losses into one number: the weight of each trained token, and what its sample adds to
-the divisor. The loss of an update is sum(weight * token loss) / sum(count)."""
+"""Turns token losses into one number: the weight of each trained token, and the contribution of its
+sample to the divisor. The loss of an update is sum(weight * token loss) / sum(count)."""
 
 from __future__ import annotations
 

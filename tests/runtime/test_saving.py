@@ -36,7 +36,7 @@ class Writer:
     def note_saved(self) -> None:
         self.asked.append("note_saved")
 
-    def note_given_up(self) -> None:
+    def note_save_failed(self) -> None:
         self.given_up += 1
 
     async def save(self, folder: Path) -> None:

@@ -176,7 +176,7 @@ def _agree(
                     trainer,
                     list(request.prompt_ids),
                     completion.response_ids,
-                    rounded_otherwise=otherwise,
+                    with_other_rounding=otherwise,
                 )
             ]
             for otherwise in (False, True)

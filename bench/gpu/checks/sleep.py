@@ -59,7 +59,7 @@ async def _turns(
         engine_freed, sleep_s = await _change(visit, fleet.sleep)
         trainer_freed, trainer_sleep_s = await _change(visit, lambda: take(trainer.sleep))
         trainer_taken, trainer_wake_s = await _change(visit, lambda: take(trainer.wake))
-        await take(trainer.shed)
+        await take(trainer.offload_optimizer_state)
         weights_taken, wake_s = await _change(visit, fleet.wake_weights)
         await take(trainer.publish, WeightVersion(2))
         await take(trainer.sleep)

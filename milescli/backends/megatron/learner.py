@@ -24,11 +24,11 @@ from milescli.backends.megatron.trained import TrainedModel
 from milescli.core.plug_points import BEFORE_LOG_PROBS, OBJECTIVES
 from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Objective, Stepped, TrainShard
+from milescli.train.base import Objective, StepResult, TrainShard
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.reward_model import Value
 from milescli.train.objectives.supervised import Supervised
-from milescli.train.streams import FROM_RANKS, Stream
+from milescli.train.streams import RANK_STREAMS, Stream
 
 LAPS = ("forward_backward_s", "save_wait_s", "optimizer_s")
 """Parts of a step whose seconds a StepReport has."""
@@ -54,7 +54,9 @@ class Learner:
     def __post_init__(self) -> None:
         self._before_log_probs = BEFORE_LOG_PROBS.load(self.recipe.train.before_log_probs)
 
-    def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
+    def step(
+        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
+    ) -> StepResult:
         """Make one optimizer update per entry of `shard.updates`, then as many of the critic (if
         there is one and `critic_lr` is given), and of the trained draft model (if the shard was
         sampled). `lr` None leaves the policy unchanged. The report is equal on all ranks; the
@@ -102,7 +104,7 @@ class Learner:
         draft_lr, objective_of_run = self.recipe.train.draft.lr, self.recipe.train.objective
         if self.draft is not None and draft_lr is not None and shard.objective == objective_of_run:
             total = self._draft_step(self.draft, shard, total, lr=draft_lr)
-        return Stepped(report=total, logprobs=own.logprobs_before(logprobs))
+        return StepResult(report=total, logprobs=own.logprobs_before(logprobs))
 
     def _route_figures(self) -> dict[str, float]:
         """Return `routes_differ`: share of the replayed routes that the trainer would have chosen
@@ -199,7 +201,7 @@ class Learner:
             figures, lr=0.0, num_microbatches=len(own.microbatches), seconds=seconds.laps
         )
 
-    def accumulate(self, shard: TrainShard, *, backward: bool) -> Stepped:
+    def accumulate(self, shard: TrainShard, *, backward: bool) -> StepResult:
         """Compute the loss of the shard's only update, and with `backward` its gradients, which
         stay in the buffers: no update follows. The report is equal on all ranks; the log-probs of
         `shard.asked`, or of their first candidates, are on the ranks that report its tokens.
@@ -227,11 +229,11 @@ class Learner:
         report = stepping.report(
             figures, lr=0.0, num_microbatches=len(microbatches), seconds=seconds.laps
         )
-        return Stepped(report=report, logprobs=own.logprobs_before(logprobs))
+        return StepResult(report=report, logprobs=own.logprobs_before(logprobs))
 
     def _fill(self, own: RankShard, objective: Objective[Any]) -> None:
         """Compute the streams that the objective needs, then those that it derives from them."""
-        for stream in FROM_RANKS:
+        for stream in RANK_STREAMS:
             if stream not in objective.needs or stream is Stream.CANDIDATES:
                 continue
             if stream is Stream.TEACHER:
@@ -278,18 +280,18 @@ class Learner:
         return self.reference.swapped_in() if stream is Stream.REFERENCE else nullcontext()
 
     def score(
-        self, shard: TrainShard, *, rounded_otherwise: bool = False
+        self, shard: TrainShard, *, with_other_rounding: bool = False
     ) -> list[np.ndarray] | None:
         """Return per sequence of the shard the log-prob of each token given those before it, [n]
-        float32, 0.0 for the first; None on ranks that do not report its tokens. `rounded_otherwise`
-        applies `step.rounding`."""
+        float32, 0.0 for the first; None on ranks that do not report its tokens.
+        `with_other_rounding` applies `step.rounding`."""
         own = self._on_rank(shard)
         model = self.policy.model.module
-        with rounding.rounded_otherwise(model) if rounded_otherwise else nullcontext():
+        with rounding.with_other_rounding(model) if with_other_rounding else nullcontext():
             own.fill(Stream.OLD, self._score(own, Stream.OLD, everywhere=True))
         return own.gathered(Stream.OLD)
 
-    def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    def score_by_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
         """Return per sequence of the shard the teacher's likeliest tokens and their log-probs, [n,
         k] each; None on ranks that do not report its tokens."""
         own = self._on_rank(shard)

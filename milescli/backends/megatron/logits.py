@@ -114,7 +114,7 @@ def main() -> None:
         with torch.inference_mode():
             results = dict(enumerate(_of_rows(built, facts, rows, mesh=own)))
             if job.get("rounded"):
-                with rounding.rounded_otherwise(built):
+                with rounding.with_other_rounding(built):
                     again = _of_rows(built, facts, rows, mesh=own)
                 results |= {f"{number}.rounded": row for number, row in enumerate(again)}
         save_file({str(key): row.contiguous() for key, row in results.items()}, job["out"])

@@ -48,10 +48,12 @@ class ScoreRank:
             dtype=torch.bfloat16 if self.plan.precision == "bf16" else torch.float32,
         )
 
-    def score(self, shard: TrainShard, rounded_otherwise: bool = False) -> list[np.ndarray] | None:
+    def score(
+        self, shard: TrainShard, with_other_rounding: bool = False
+    ) -> list[np.ndarray] | None:
         """Return per sequence of the shard the score at each token, [n] float32; 0.0 for the
         first."""
-        assert not rounded_otherwise, "nobody compares a reward model with an engine"
+        assert not with_other_rounding, "nobody compares a reward model with an engine"
         from milescli.backends.megatron.step.shard import RankShard
 
         own = RankShard(shard, mesh=self.mesh, facts=self.model.facts)

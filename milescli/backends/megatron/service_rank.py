@@ -17,7 +17,7 @@ from milescli.backends.megatron.state.saving import release_state
 from milescli.backends.megatron.state.snapshot import Reference, Snapshot
 from milescli.backends.megatron.worker import TrainerRank
 from milescli.checkpoint.store import not_written
-from milescli.train.base import Stepped, TrainShard
+from milescli.train.base import StepResult, TrainShard
 from milescli.train.optimizers import AdamStep
 
 
@@ -88,7 +88,7 @@ class ServiceRank(TrainerRank):
         if self._active == name:
             self._active = None
 
-    def accumulate(self, shard: TrainShard, *, backward: bool) -> Stepped:
+    def accumulate(self, shard: TrainShard, *, backward: bool) -> StepResult:
         """Compute the loss, and with `backward` add its gradients to those of the adapter. Returns
         the report and the log-probs of `shard.asked`. Raises NotFiniteError, and adds nothing
         then."""

@@ -29,7 +29,7 @@ from milescli.models.adapter import engine_name
 from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Stepped, TrainShard
+from milescli.train.base import StepResult, TrainShard
 from milescli.weights.base import Bucket, DraftChannel, WeightChannel
 from milescli.weights.formats import HF, formatted
 
@@ -180,7 +180,9 @@ class TrainerRank(Profiled):
             channel.folder = Path(self.channel_dir)
         return channel
 
-    def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
+    def step(
+        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
+    ) -> StepResult:
         """Take an optimizer step, as `Learner.step` does; the report is equal on all ranks."""
         self.forget_peak()
         with self._named("an optimizer step"):
@@ -192,17 +194,19 @@ class TrainerRank(Profiled):
         with self._named("measuring a loss"):
             return self.learner.measure(shard)
 
-    def score(self, shard: TrainShard, rounded_otherwise: bool = False) -> list[np.ndarray] | None:
+    def score(
+        self, shard: TrainShard, with_other_rounding: bool = False
+    ) -> list[np.ndarray] | None:
         """Return [n] log-probs of each sequence, on ranks that speak for its tokens."""
         with self._named("scoring samples"):
-            return self.learner.score(shard, rounded_otherwise=rounded_otherwise)
+            return self.learner.score(shard, with_other_rounding=with_other_rounding)
 
-    def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    def score_by_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
         """Return [n, k] tokens and log-probs of each sequence, on ranks that speak for it."""
         with self._named("asking teachers"):
-            return self.learner.ask_teachers(shard)
+            return self.learner.score_by_teachers(shard)
 
-    def dismiss_teachers(self) -> None:
+    def free_teachers(self) -> None:
         """Free the memory of the teachers."""
         self.learner.teachers.clear()
 
@@ -304,11 +308,11 @@ class TrainerRank(Profiled):
         with self.learner.turn_of(self.critic):
             self.critic.take_trunk(self.policy)
 
-    def shed(self) -> None:
+    def offload_optimizer_state(self) -> None:
         """Release the memory of gradients and optimizer; the weights can still be published. Does
         nothing on a CPU."""
         if self.device.type != "cpu":
-            self.policy.sleeper.shed()
+            self.policy.sleeper.offload_optimizer_state()
             if self.policy.rounded is not None:
                 self.policy.rounded.forget()
 
@@ -366,11 +370,11 @@ class TrainerRank(Profiled):
                 return shards
         return formatted(self._buckets_to_send(for_check=for_check), self.format)
 
-    def silence_layers(self, first: int) -> None:
+    def bypass_layers(self, first: int) -> None:
         """Let layers `first` and beyond pass their input through."""
         from milescli.backends.megatron.state import weights
 
-        weights.silence_layers(self.policy.weights, first=first, silenced=self._silenced)
+        weights.bypass_layers(self.policy.weights, first=first, silenced=self._silenced)
 
     def buckets(self) -> Iterator[Bucket]:
         """Yield the whole model under Hugging Face names. Collective: all ranks consume all."""

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError
-from milescli.data.prompt_encoder import NoTokens
+from milescli.data.prompt_encoder import TokenlessEncoder
 from milescli.recipe.requests import open_key
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.endpoint import base_url
@@ -36,7 +36,7 @@ class _Inputs:
     """Says how prompts of an endpoint are read: without a tokenizer, and without rows that were
     trained on."""
 
-    tokenizer: NoTokens
+    tokenizer: TokenlessEncoder
     prompts: None = None
 
 
@@ -69,7 +69,7 @@ def evaluate_endpoint(
     folder.mkdir(parents=True, exist_ok=True)
     run = RunDir(folder.absolute())
     with lock(run):
-        asked = [load_set(one, run, _Inputs(NoTokens()), output=output) for one in sets]
+        asked = [load_set(one, run, _Inputs(TokenlessEncoder()), output=output) for one in sets]
         _require_messages(asked)
         return folder, _evaluate(url, model, asked, run, output=output)
 

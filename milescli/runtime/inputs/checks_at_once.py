@@ -10,7 +10,7 @@ from pathlib import Path
 
 from milescli.checkpoint.run_dir import refuse_taken
 from milescli.core.errors import RecipeError, nearest
-from milescli.data.chat_template import AUTO, own_template
+from milescli.data.chat_template import AUTO, configured_template
 from milescli.models import ModelFacts
 from milescli.plan.collectors import refuse_pinned
 from milescli.recipe.alerts import KEY_ON, MOMENTS
@@ -51,7 +51,7 @@ def _collectors(subject: Subject) -> None:
 
 
 def _template(subject: Subject) -> None:
-    own_template(subject.recipe.data.chat_template)
+    configured_template(subject.recipe.data.chat_template)
     path = subject.recipe.model.path
     folder = Path(path).expanduser() if path is not None else None
     is_here = folder is not None and folder.is_dir() and not is_checkpoint(folder)

@@ -13,11 +13,11 @@ from milescli.core.errors import DataError
 from milescli.core.types import Image
 from milescli.data.example_rows import ExampleRow, Kind, RowField
 from milescli.data.examples import read_examples
-from milescli.data.file_rows import FileRows, evenly, read_file
+from milescli.data.file_rows import FileRows, evenly_spread_places, read_file
 from milescli.data.images import PromptImages
-from milescli.data.layouts import Columns, recognise
-from milescli.data.prompt_source import file_named
-from milescli.data.rows import BadRow, DataRow, RowForm
+from milescli.data.layouts import Columns, find_layout
+from milescli.data.prompt_source import parse_file_name
+from milescli.data.rows import BadRow, DataRow, PromptRowParser
 from milescli.data.tables import LINE_SUFFIXES, Table
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import DataFile, names_in
@@ -110,7 +110,7 @@ def look_at_images(rows: Iterable[Sequence[Image]]) -> ImageLook | None:
 def read_rows(
     table: Table,
     file: DataFile,
-    form: RowForm,
+    form: PromptRowParser,
     *,
     folder: Path,
     first_index: int,
@@ -140,7 +140,7 @@ def unread(file: DataFile, first: dict[str, object], problem: DataError) -> File
         num_rows=0,
         num_bad=0,
         bad=[],
-        layout=recognise(first).name,
+        layout=find_layout(first).name,
         problem=problem,
     )
 
@@ -165,7 +165,9 @@ def look_of(rows: FileRows, first: dict[str, object]) -> FileLook:
         reads=columns.described(first),
         unit="line" if rows.path.suffix in LINE_SUFFIXES else "row",
         has_images=problem is None
-        and any(_has_images(row) for row in rows.read(evenly(len(rows), NUM_MEASURED))),
+        and any(
+            _has_images(row) for row in rows.read(evenly_spread_places(len(rows), NUM_MEASURED))
+        ),
         problem=problem,
     )
 
@@ -179,7 +181,7 @@ def words_in(rows: FileRows) -> list[str]:
     """Return the labels that are words for a gap."""
     if rows.columns is None or rows.columns.label is None:
         return []
-    labels = {row.label for row in rows.different_labels(MAX_LABELS)[0] if row.label is not None}
+    labels = {row.label for row in rows.distinct_labels(MAX_LABELS)[0] if row.label is not None}
     return sorted(label for label in labels if label.strip().casefold() in GAP_WORDS)
 
 
@@ -205,7 +207,7 @@ def look_at_rows(
     them. Raises DataError for a file that holds no such rows; reports bad rows."""
     looks = []
     for name in names_in(getattr(data, key)):
-        file = file_named(name, key=f"data.{key}")
+        file = parse_file_name(name, key=f"data.{key}")
         try:
             rows = read_examples(file, data=data, key=key, kind=kind, folder=folder, images=images)
         except DataError as error:

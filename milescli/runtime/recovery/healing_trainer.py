@@ -206,7 +206,7 @@ class HealingTrainer(Trainer):
         self._lasting = list[Call]()
         """Calls whose effect no checkpoint holds: new ranks repeat them first."""
         self._room, self._memory_state = room, Call("wake")
-        """The last of `shed`, `sleep` and `wake`: new ranks begin awake."""
+        """The last of `offload_optimizer_state`, `sleep` and `wake`: new ranks begin awake."""
         self._fleets: dict[str, list[EngineAddress]] = {}
         self._open = set[str]()
         """Fleets that these ranks have a channel to."""
@@ -224,7 +224,7 @@ class HealingTrainer(Trainer):
         _, mark = self._saving.pop(adapter, (None, self._recorded.done))
         self._recorded.set_saved(mark, adapter)
 
-    def note_given_up(self, adapter: str | None = None) -> None:
+    def note_save_failed(self, adapter: str | None = None) -> None:
         """Record that the last checkpoint will never be complete: calls since the one before stay
         recorded."""
         self._saving.pop(adapter, None)
@@ -330,9 +330,9 @@ class HealingTrainer(Trainer):
                 engines, fleet = call.args
                 self._fleets[fleet] = engines
                 self._open.add(fleet)
-            case "dismiss_teachers":
+            case "free_teachers":
                 self._lasting.append(call)
-            case "shed" | "sleep" | "wake":
+            case "offload_optimizer_state" | "sleep" | "wake":
                 self._memory_state = call
             case "save":
                 self._saving[call.adapter] = call.args[0], self._recorded.done
@@ -441,9 +441,9 @@ class AdapterTrainer(Trainer):
         """Record that its newest checkpoint is complete."""
         self._trainer.note_saved(self.adapter)
 
-    def note_given_up(self) -> None:
+    def note_save_failed(self) -> None:
         """Record that its last checkpoint will never be complete."""
-        self._trainer.note_given_up(self.adapter)
+        self._trainer.note_save_failed(self.adapter)
 
 
 def _repeated(calls: Numbered) -> str:

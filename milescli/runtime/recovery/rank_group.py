@@ -22,7 +22,7 @@ from milescli.core.run_processes import CpuClock, cpu_seconds
 from milescli.core.silence import BUSY_TIMES, Silence, dump_stacks, is_stopped_process
 from milescli.core.units import format_duration
 from milescli.plan.types import TrainerLayout
-from milescli.train.base import Stepped, TrainBatch, Trainer
+from milescli.train.base import StepResult, TrainBatch, Trainer
 
 CHECK_EVERY_S = 0.2
 """Seconds between two searches for a dead rank."""
@@ -129,8 +129,8 @@ class RankGroup(Trainer):
             case "step":
                 logprobs = {n: own for each in results for n, own in each.logprobs.items()}
                 memory = tuple(seen for each in results for seen in each.memory)
-                return Stepped(report=results[0].report, logprobs=logprobs, memory=memory)
-            case "score" | "ask_teachers":
+                return StepResult(report=results[0].report, logprobs=logprobs, memory=memory)
+            case "score" | "score_by_teachers":
                 assert batch is not None, "models score a batch"
                 return self._whole(batch, results)
             case "measure" | "finish_save":
@@ -153,7 +153,7 @@ class RankGroup(Trainer):
         return whole
 
 
-WATCHED = ("step", "apply", "score", "measure", "ask_teachers", "publish", "verify")
+WATCHED = ("step", "apply", "score", "measure", "score_by_teachers", "publish", "verify")
 """Methods that take about equally long each time for batches of similar size. A save waits for
 disks, and has its own time limit."""
 LONGER = 5.0

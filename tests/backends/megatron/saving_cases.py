@@ -104,7 +104,7 @@ def changes_wait(
             "an update": lambda: made.policy.update(1e-2),
             "the reference in its place": lambda: made.step(policy_shard(made, 1), None),
             "a copy put back": made.take_over,
-            "silent layers": lambda: made.silence_layers(1),
+            "silent layers": lambda: made.bypass_layers(1),
         }.items()
     ):
         folder = str(Path(save) / str(number))

@@ -26,7 +26,7 @@ class Sleeper:
         """Base weights of an adapter, which are never published."""
         self._asleep = self._slim = False
 
-    def shed(self) -> None:
+    def offload_optimizer_state(self) -> None:
         """Keep only the weights on the device, to be published; moves them back if they were
         asleep. Drops gradients, which each step recomputes."""
         if self._asleep:
@@ -48,7 +48,7 @@ class Sleeper:
         """Move the weights to host memory too."""
         if self._asleep:
             return
-        self.shed()
+        self.offload_optimizer_state()
         for buffer in self._buffers():
             buffer.offload_to_cpu(move_params=True, move_grads=False)
         torch.cuda.synchronize()

@@ -65,7 +65,7 @@ def local_weights(
     return local
 
 
-def silence_layers(
+def bypass_layers(
     weights: Sequence[LocalWeight], *, first: int, silenced: dict[str, torch.Tensor]
 ) -> None:
     """Zero what layers `first` and beyond add to the residual stream, so that the model acts as its

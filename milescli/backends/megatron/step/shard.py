@@ -265,11 +265,11 @@ class RankShard:
     def logprobs_before(
         self, first: Sequence[tuple[Microbatch, torch.Tensor]]
     ) -> dict[int, np.ndarray]:
-        """Return the log-probs of `shard.asked` (`Stepped.logprobs`). `first` holds [S] of those
-        microbatches of the first update that have one of them, for a shard without OLD. Waits for
-        the device: call it after the step. Empty on ranks that do not report the shard's tokens.
-        Collective."""
-        wanted = list(self.shard.asked)
+        """Return the log-probs of `shard.logprob_ids` (`StepResult.logprobs`). `first` holds [S] of
+        those microbatches of the first update that have one of them, for a shard without OLD. Waits
+        for the device: call it after the step. Empty on ranks that do not report the shard's
+        tokens. Collective."""
+        wanted = list(self.shard.logprob_ids)
         if not wanted or not self._mesh.speaks_for_tokens:
             return {}
         if Stream.OLD in self:

@@ -19,7 +19,7 @@ from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
-from milescli.train.objectives.supervised import streams_of
+from milescli.train.objectives.supervised import teacher_streams
 from milescli.train.streams import Stream
 from tests.backends.sglang.conftest import KEY, VOCAB, Service, write_tokenizer
 from tests.backends.sglang.weights.sending import TOKENS
@@ -64,7 +64,7 @@ def _streams(service: Service, *, kl: str) -> dict[str, np.ndarray]:
         line = make_trajectory(TOKENS[:2], TOKENS[2:])
         (taught,) = await teachers.taught(prompt, [line])
         assert taught.token_ids == line.token_ids and taught.teacher is not None
-        return streams_of(taught.teacher)
+        return teacher_streams(taught.teacher)
 
     return asyncio.run(asked())
 
@@ -112,7 +112,7 @@ def test_a_hint_is_read_by_the_teacher_alone_and_its_words_are_of_the_response(
         label="3 {demonstration}",
         source=None,
     )
-    response = tokenizer.encode_more("It is 3.")
+    response = tokenizer.encode_continuation("It is 3.")
     line = make_trajectory(prompt.token_ids, response)
 
     async def taught(url: str, hint: str) -> Any:
@@ -126,7 +126,7 @@ def test_a_hint_is_read_by_the_teacher_alone_and_its_words_are_of_the_response(
             asyncio.run(taught(server.url, "{demonstration}"))
     shown = _tokens(tokenizer, "1 + 2? (It is 3 {demonstration}.)")
     assert told == [[*shown, *response]] and done.token_ids == line.token_ids
-    said = streams_of(done.teacher)[Stream.TEACHER]
+    said = teacher_streams(done.teacher)[Stream.TEACHER]
     known, places = len(prompt.token_ids), range(len(shown), len(shown) + len(response))
     assert len(said) == known + len(response) and not said[:known].any()
     wanted = np.array([-n / 100 for n in places], np.float32)
