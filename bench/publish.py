@@ -31,9 +31,9 @@ from milescli.core.plug_points import CHANNELS
 from milescli.core.types import WeightVersion
 from milescli.core.units import MIB
 from milescli.models.scratch import make_model
-from milescli.plan.choices import SIZES
+from milescli.plan.choices import WEIGHT_BYTES
 from milescli.plan.memory import memory_of
-from milescli.plan.transport import OFFERED_IN, transfer
+from milescli.plan.transport import PIECE_LOCATIONS, transfer
 from milescli.recipe.model import ScratchModel
 from milescli.runtime.recovery.engines import Engines
 
@@ -105,8 +105,8 @@ async def publishes(
                 memory_of(spec.recipe, spec.inputs.facts),
                 spec.plan.trainer,
                 spec.plan.engines,
-                size=SIZES[spec.plan.precision],
-                shared=channel in OFFERED_IN,
+                size=WEIGHT_BYTES[spec.plan.precision],
+                shared=channel in PIECE_LOCATIONS,
             ).sent
             return statistics.median(seconds[1:]), sent, predicted, max(peaks[1:]) / MIB
         finally:

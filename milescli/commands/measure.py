@@ -17,7 +17,7 @@ from milescli.console.columns import percent
 from milescli.console.output import Output
 from milescli.core.errors import DataError, FitError
 from milescli.core.units import format_duration
-from milescli.plan.engines_alone import ELSEWHERE
+from milescli.plan.engines_alone import REMOTE_SERVER_FIX
 from milescli.rollout.evaluation.statistics import LEVEL, Estimate
 from milescli.runtime.evaluation.results import (
     Comparison,
@@ -164,7 +164,7 @@ _TOKENS = re.compile(r"--set rollout\.max_response_tokens=(\d+)")
 
 def _of_verb(fixes: Sequence[str], verb: str) -> list[str]:
     """Return the fixes of an evaluation as `miles chat` and `miles serve` take them."""
-    kept = [fix.replace("miles eval", f"miles {verb}") for fix in fixes if fix != ELSEWHERE]
+    kept = [fix.replace("miles eval", f"miles {verb}") for fix in fixes if fix != REMOTE_SERVER_FIX]
     kept = [_TOKENS.sub(r"--tokens \1", fix) for fix in kept]
     return kept or [f"miles {verb} Qwen/Qwen3-0.6B   # a smaller model"]
 

@@ -26,7 +26,7 @@ from milescli.doctor.finding import Finding, Status, fail, failed, ok, skip
 from milescli.doctor.run import show_findings
 from milescli.doctor.trial import run_trial
 from milescli.models import ModelFacts, load_facts, table
-from milescli.plan.main_memory import sum_of
+from milescli.plan.main_memory import bytes_by_phase
 from milescli.plan.make import make_plan
 from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
@@ -186,7 +186,7 @@ def check_memory(folder: Path, facts: ModelFacts, machine: Machine) -> list[Find
         parts = [part.size_bytes for part in plan.forecast.training if part.name != "margin"]
         needed, there = sum(parts), plan.forecast.memory_bytes
     else:
-        needed = max(sum_of(plan.processes).values())
+        needed = max(bytes_by_phase(plan.processes).values())
         there = machine.nodes[0].memory_bytes
     return ok(
         "memory",

@@ -1,4 +1,4 @@
-"""The models of a run and their places, logged for the plan's reader."""
+"""Lists the models of a run and where each runs, and logs them for the plan's reader."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ def roles_of(recipe: Recipe, log: Log) -> list[Role]:
 def teacher_roles(
     recipe: Recipe, policy: ModelFacts, teachers: Sequence[ModelFacts], *, size: int, log: Log
 ) -> list[Role]:
-    """Return the roles of the teachers, and log where they live. `size` is the bytes of a
-    weight."""
+    """Return the roles of the teachers, and log where each runs. `size`: bytes of a weight."""
     own = models.table(policy)
     for teacher, facts in zip(recipe.held_teachers, teachers, strict=True):
         table = models.table(facts)
@@ -115,8 +114,8 @@ def without_reward_model(
         sleeps=False,
         bucket_bytes=0,
     )
-    weights, working = memory_model(facts).frozen_use(TrainerLayout(), load, 0)
-    context = 0 if on_cpu else load.reached.trainer_context
+    weights, working = memory_model(facts).frozen_memory(TrainerLayout(), load, 0)
+    context = 0 if on_cpu else load.efficiency.trainer_context
     taken = weights + working + context
     log.note(
         "reward_model",

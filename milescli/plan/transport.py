@@ -1,5 +1,6 @@
-"""Plans the data between the processes of a run: the samples of a step, through Ray's object store,
-and new weights, from trainer ranks to engines. Pure; called by `make` and by the memory models."""
+"""Plans the data that processes of a run exchange: the samples of a step, through Ray's object
+store, and new weights, from trainer ranks to engines. Pure; called by `make` and by the memory
+models."""
 
 from __future__ import annotations
 
@@ -85,9 +86,9 @@ def plan_store(
 
 
 def sent_copies(recipe: Recipe, memory: MemoryModel, *, colocated: bool) -> int:
-    """Return how many copies the trainer stores of the weights that were sent last, from which
-    `weights.full_every` finds changes; if it stores any, engines store one. While engines are
-    updated in waves, some still have the weights before."""
+    """Return the number of copies that the trainer stores of the weights that it sent last, by
+    which `weights.full_every` finds changes; if it stores any, engines store one. While engines are
+    updated in waves, some still have the previous weights."""
     channel = recipe.weights.channel
     is_apart = channel == "distributed" or (channel == "auto" and not colocated)
     keeps = recipe.has_engines and recipe.weights.full_every > 1 and is_apart
@@ -95,12 +96,12 @@ def sent_copies(recipe: Recipe, memory: MemoryModel, *, colocated: bool) -> int:
     return keeps * (2 if recipe.weights.wave_share < 1 else 1)
 
 
-OFFERED_IN = {
+PIECE_LOCATIONS = {
     "tensor": "shared memory",
     "disk": "files of the run",
     "rdma": "memory that Mooncake reads",
 }
-"""Channel -> where engines find the pieces that they read."""
+"""Channel -> where engines find the pieces of weights that they read."""
 
 
 def why_whole(recipe: Recipe, memory: MemoryModel) -> str | None:
@@ -128,7 +129,7 @@ def note_transfer(
     nothing without engines. `size`: bytes of a weight."""
     if not engines.num:
         return
-    ranks, place = trainer.world_size, OFFERED_IN.get(channel)
+    ranks, place = trainer.world_size, PIECE_LOCATIONS.get(channel)
     if (why := why_whole(recipe, memory)) is not None:
         how = f"are offered in {place}" if place else "go from rank 0 to every engine rank"
         size_bytes = memory.sent_weights(EngineLayout(), size=size)
@@ -160,11 +161,11 @@ class Transfer:
     """Describes one publish of all weights in pieces, in bytes."""
 
     sent: int
-    """Sent by all trainer ranks together."""
+    """Bytes that all trainer ranks send together."""
     busiest: int
-    """Upper bound of what the busiest trainer rank sends."""
+    """Upper bound of the bytes that the busiest trainer rank sends."""
     received: int
-    """Received by each engine rank."""
+    """Bytes that each engine rank receives."""
     trees: int
     """Number of engines to which trainer ranks send directly; 0: all read shared memory."""
     children: int
@@ -187,8 +188,8 @@ def transfer(
     shared: bool,
     num_nodes: int = 1,
 ) -> Transfer:
-    """Return what a publish moves, as `backends.sglang.weights` does it. `size`: bytes of a weight;
-    `shared`: through shared memory of each node."""
+    """Return the bytes that a publish moves, as `backends.sglang.weights` does it. `size`: bytes of
+    a weight; `shared`: through shared memory of each node."""
     received, ranks = memory.sent_weights(engines, size=size), trainer.world_size
     if shared:
         model = memory.sent_weights(EngineLayout(), size=size)

@@ -23,7 +23,7 @@ from milescli.models import ModelFacts
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.base import quantization_config
 from milescli.models.catalogue import UNPROVEN
-from milescli.plan.choices import guesses
+from milescli.plan.choices import num_speculated_tokens
 from milescli.plan.make import make_plan
 from milescli.plan.roles import QueriedModels
 from milescli.plan.types import Plan
@@ -243,7 +243,7 @@ def speculation_of(recipe: Recipe, plan: Plan, draft_dir: Path | None = None) ->
         return None
     return Speculation(
         kind=settings.kind,
-        num_guesses=guesses(recipe, on_cpu=plan.device_kind == "cpu")[0],
+        num_guesses=num_speculated_tokens(recipe, on_cpu=plan.device_kind == "cpu")[0],
         draft_dir=draft_dir,
         ngram_breadth=settings.ngram_breadth,
         ngram_length=settings.ngram_length,

@@ -10,9 +10,9 @@ from typing import Literal
 from milescli import models
 from milescli.core.errors import FitError, MachineError, MilesError, RecipeError
 from milescli.models.facts import ModelFacts
-from milescli.plan.choices import SIZES, choose_precision
+from milescli.plan.choices import WEIGHT_BYTES, choose_precision
 from milescli.plan.devices import spec_of
-from milescli.plan.on_devices import Pair, pairs_by_share
+from milescli.plan.on_devices import TrainerEnginePair, pairs_by_share
 from milescli.plan.placement import devices_per_node
 from milescli.plan.types import Log
 from milescli.platform.machine import Machine
@@ -166,7 +166,7 @@ class Comparison:
             self.facts,
             devices_per_node=per_node,
             colocated=colocated,
-            size=SIZES[choose_precision(recipe, self.machine, Log())],
+            size=WEIGHT_BYTES[choose_precision(recipe, self.machine, Log())],
             teachers=self.teachers,
         )
         return [self._of_pair(pair, per_node * recipe.machine.nodes) for pair in pairs.values()]
@@ -196,7 +196,7 @@ class Comparison:
         except (FitError, RecipeError):
             return []
 
-    def _of_pair(self, pair: Pair, num_devices: int) -> Layout:
+    def _of_pair(self, pair: TrainerEnginePair, num_devices: int) -> Layout:
         engines, colocated = pair.engines.layout, pair.space.colocated
         if self.measured is not None and self._is_like(self.measured, pair):
             run, ratios = self.measured.run, hardware.factors(self.measured, pair)
@@ -221,7 +221,7 @@ class Comparison:
             colocated=colocated,
         )
 
-    def _is_like(self, measured: Measured, pair: Pair) -> bool:
+    def _is_like(self, measured: Measured, pair: TrainerEnginePair) -> bool:
         """Return True if the run's speeds apply to this model on this machine."""
         forecast = measured.plan.forecast
         device, _ = spec_of(self.machine)

@@ -27,7 +27,12 @@ from milescli.core.events import EventBus
 from milescli.core.types import ROLLOUT, Prompt, WeightVersion
 from milescli.data.images import text_of
 from milescli.models import ModelFacts
-from milescli.plan.engines_alone import ELSEWHERE, as_asked, no_larger_than, plan_engines
+from milescli.plan.engines_alone import (
+    REMOTE_SERVER_FIX,
+    evaluation_recipe,
+    plan_engines,
+    with_smaller_caches,
+)
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
 from milescli.recipe.agents import EnvironmentSettings
@@ -333,7 +338,7 @@ def smaller_engines(spec: RunSpec, name: str) -> list[str]:
     return [
         _of_run(fewer, name) if spec.run.plan_file.is_file() else fewer,
         f"{shown}   # what else holds memory there",
-        ELSEWHERE,
+        REMOTE_SERVER_FIX,
     ]
 
 
@@ -408,7 +413,7 @@ def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
 def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
     """Return the plan with engines for the longest prompt and response of any set. Raises FitError
     if the model has too few positions for them."""
-    largest = max((as_asked(one.recipe) for one in sets), key=longest_tokens)
+    largest = max((evaluation_recipe(one.recipe) for one in sets), key=longest_tokens)
     require_positions(largest, facts)
     layout, length = plan.engines, context_length(largest, facts)
     cache = layout.max_total_tokens
@@ -429,7 +434,7 @@ def within_positions(one: EvalSet, loaded: LoadedRecipe, facts: ModelFacts) -> E
         loaded.origins[key].where == BY_DEFAULT and given[key] == value
         for key, value in ASKED_ALONE.items()
     ]
-    if not (0 < positions < longest_tokens(as_asked(recipe)) and all(ours)):
+    if not (0 < positions < longest_tokens(evaluation_recipe(recipe)) and all(ours)):
         return one
     data = recipe.data.model_copy(update={"max_prompt_tokens": positions // 2})
     evaluation = recipe.eval.model_copy(update={"max_response_tokens": positions // 2})
@@ -444,7 +449,7 @@ def _num_answers(asked: LoadedSet) -> int:
 def _longest(asked: LoadedSet) -> int:
     """Return the number of tokens of the longest prompt and answer, if the agent does not change
     prompts; otherwise the recipe's limit."""
-    recipe = as_asked(asked.set.recipe)
+    recipe = evaluation_recipe(asked.set.recipe)
     if recipe.rollout.agent != "single_turn":
         return longest_tokens(recipe)
     prompt = max((len(prompt.token_ids) for prompt in asked.prompts), default=1)
@@ -471,7 +476,9 @@ def evaluate_model(
     loaded, sets = sets_of_model(model, wish, environ=environ)
     facts = facts_of_recipe(loaded.recipe.model)
     sets = [within_positions(one, loaded, facts) for one in sets]
-    recipe = max((one.recipe for one in sets), key=lambda one: longest_tokens(as_asked(one)))
+    recipe = max(
+        (one.recipe for one in sets), key=lambda one: longest_tokens(evaluation_recipe(one))
+    )
     recipe = without_speculation(recipe)
     nodes = find_nodes(loaded, output=output)
     reward = reward_facts(asking_reward_model(sets))
@@ -495,7 +502,7 @@ def evaluate_model(
         nodes.require_shared(run.path, inputs.model_dir)
         if recipe.engines.max_total_tokens is None:
             answers, longest = max(map(_num_answers, asked)), max(map(_longest, asked))
-            plan = no_larger_than(plan, answers=answers, longest=longest)
+            plan = with_smaller_caches(plan, answers=answers, longest=longest)
         spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
         return serve_and_evaluate(
             spec, asked, Subject(name=model), prestarted, output=output, ask=ask
