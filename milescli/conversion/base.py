@@ -71,7 +71,7 @@ class ConversionPlan:
     table: WeightTable
     files: Sequence[PlannedFile]
     """The large files, in the order in which they are written."""
-    write_rest: Callable[[Path], None]
+    write_small_files: Callable[[Path], None]
     """Writes everything else into the folder with these files."""
     num_source_tensors: int
     """Each used exactly once."""

@@ -163,7 +163,7 @@ def convert(
             ) as transfer:
                 write_files(part, plan.files, progress=transfer)
             with completing(part):
-                plan.write_rest(part.path)
+                plan.write_small_files(part.path)
                 proof = _prove(plan, part, verify=verify, output=output)
                 write_manifest(
                     part, plan, direction=direction.name, given_as=direction.source, proof=proof

@@ -25,7 +25,7 @@ from milescli.checkpoint.journal import (
     JOURNAL_NAME,
     FinishedFile,
     PartFolder,
-    part_of,
+    part_folder_of,
     read_journal,
     require_free,
 )
@@ -143,7 +143,7 @@ def preview(direction: Direction, target: Path, *, output: Output) -> Preview:
     require_free(target)
     with direction.outline(output=output) as plan:
         speed = measure_disk(target.parent)
-        finished, notes = _earlier(part_of(target), plan)
+        finished, notes = _earlier(part_folder_of(target), plan)
         return Preview(
             source=plan.source,
             target=str(target),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from milescli.backends.hub.models import fetch_model, outline_model
 from milescli.checkpoint.base import (
-    CARRIED,
-    CHECKPOINT,
+    CARRIED_PART,
+    CHECKPOINT_PART,
     METADATA_NAME,
     RECORD_NAME,
     TRACKER_NAME,
@@ -109,7 +109,7 @@ def find_checkpoint(
             )
     tensors = _tracked(source, step=step)
     if model is None:
-        for carried in (source / CARRIED, source.parent / CARRIED):
+        for carried in (source / CARRIED_PART, source.parent / CARRIED_PART):
             if (carried / CONFIG_NAME).is_file() and (carried / RECORD_NAME).is_file():
                 model = carried
                 break
@@ -151,7 +151,7 @@ def _name_it(model_option: str) -> str:
 
 def _with_config(model: Path) -> Path:
     if is_converted(model):
-        return model / CARRIED
+        return model / CARRIED_PART
     return model
 
 
@@ -175,7 +175,7 @@ def _tracked(source: Path, *, step: int | None) -> Path:
     word = read_regular_text(tracker, errors="replace").strip() if step is None else str(step)
     tensors = source / (
         word
-        if word == CHECKPOINT
+        if word == CHECKPOINT_PART
         else f"iter_{int(word):07d}"
         if re.fullmatch("[0-9]{1,18}", word)
         else ""

@@ -67,7 +67,7 @@ class ToHf:
                 origin={"path": str(checkpoint.tensors), "model": str(checkpoint.model_dir)},
                 table=plan.table,
                 files=plan.files,
-                write_rest=lambda folder: plan.write_rest(folder, dtype=dtype),
+                write_small_files=lambda folder: plan.write_small_files(folder, dtype=dtype),
                 num_source_tensors=plan.num_keys_used,
                 num_target_tensors=len(plan.tensors),
                 dtypes=dict(Counter(dtype_name(spec.dtype) for spec in plan.tensors)),

@@ -38,5 +38,5 @@ def unpack(
         with PartFolder(target, fingerprint=mark, read_back=read_back) as part:
             with writing(output, size_bytes=plan.size_bytes) as progress:
                 write_files(part, plan.files, progress=progress)
-            plan.write_rest(part.path, dtype=None)
+            plan.write_small_files(part.path, dtype=None)
             part.complete()

@@ -30,7 +30,7 @@ from milescli.checkpoint.hf_folder import (
     write_tensors,
 )
 from milescli.checkpoint.matching import match
-from milescli.checkpoint.record import carry_over, read_record
+from milescli.checkpoint.record import copy_non_weights, read_record
 from milescli.checkpoint.source import QuantisedReader, Source, open_source
 from milescli.core.errors import CheckpointError, MilesError
 from milescli.core.units import format_bytes
@@ -210,7 +210,7 @@ def write_folder(
                 size, measured = _stream(
                     part, job, config, deliver=deliver, max_shard_bytes=max_shard_bytes
                 )
-            carry_over(base, part)
+            copy_non_weights(base, part)
             for name in _NOT_CARRIED:
                 (part / name).unlink(missing_ok=True)
             (part / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

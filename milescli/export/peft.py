@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.checkpoint.safetensors_file import SafetensorsFile, Stored, num_non_finite
+from milescli.checkpoint.safetensors_file import SafetensorsFile, TensorLocation, num_non_finite
 from milescli.core.errors import CheckpointError
 from milescli.core.files import read_json
 from milescli.models.adapter import PEFT_PREFIX, PEFT_WEIGHTS, A, B, Place, of_expert
@@ -110,7 +110,7 @@ def read_outline(folder: Path) -> AdapterOutline:
 
 
 def _of_each_expert(
-    names: Mapping[str, Mapping[str, str]], tensors: Mapping[str, Stored]
+    names: Mapping[str, Mapping[str, str]], tensors: Mapping[str, TensorLocation]
 ) -> tuple[dict[str, tuple[Place, Place]], dict[str, tuple[Shape, Shape]], dict[str, str]]:
     """Return (pairs, shapes, shared) of an outline. Some pairs are of all experts of a layer:
     [experts, ...] and [1, ...], as SGLang has them."""
@@ -179,7 +179,7 @@ def _read_config(folder: Path) -> dict[str, object]:
     return config
 
 
-def _read_tensors(folder: Path) -> dict[str, Stored]:
+def _read_tensors(folder: Path) -> dict[str, TensorLocation]:
     """Return the header of its weights, whose numbers are all finite."""
     path = folder / PEFT_WEIGHTS
     if not path.is_file():

@@ -158,7 +158,7 @@ def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredChec
     """Return the newest one that is whole; None where none was ever complete. Raises
     CheckpointError where none is whole any more."""
     store = store_of(run.checkpoints, output=output)
-    checkpoint, damages = store.newest_whole()
+    checkpoint, damages = store.newest_intact()
     if checkpoint is None:
         output.warn(f"run {run.name} has no complete checkpoint, so it starts from the beginning")
         return None

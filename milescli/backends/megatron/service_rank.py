@@ -16,7 +16,7 @@ from milescli.backends.megatron.state.optimizer import set_step
 from milescli.backends.megatron.state.saving import release_state
 from milescli.backends.megatron.state.snapshot import Reference, Snapshot
 from milescli.backends.megatron.worker import TrainerRank
-from milescli.checkpoint.store import not_written
+from milescli.checkpoint.store import save_failed
 from milescli.train.base import StepResult, TrainShard
 from milescli.train.optimizers import AdamStep
 
@@ -159,7 +159,7 @@ class ServiceRank(TrainerRank):
                 save_file(gradients, self._gradients_in(folder))
             except (OSError, SafetensorError) as error:
                 why = f"trainer rank {self.rank}: {error}"
-                raise not_written(folder, why) from error
+                raise save_failed(folder, why) from error
 
     def restore_adapter(self, folder: Path) -> None:
         """Take what `keep_adapter` wrote into an adapter that is new. Raises CheckpointError."""

@@ -20,7 +20,7 @@ from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.client.http import EngineDied
-from milescli.checkpoint.journal import Place
+from milescli.checkpoint.journal import RecordLocation
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError
 from milescli.core.events import PublishStats
@@ -70,7 +70,7 @@ class Order(NamedTuple):
     prompt: tuple[Any, ...]
     """See `as_row`."""
     step: int
-    recorded: tuple[GroupHead, Place] | None = None
+    recorded: tuple[GroupHead, RecordLocation] | None = None
     """Where the group is in a journal; None: it must be sampled."""
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from milescli.checkpoint.run_dir import refuse_taken
+from milescli.checkpoint.run_dir import refuse_existing
 from milescli.core.errors import RecipeError, nearest
 from milescli.data.chat_template import AUTO, configured_template
 from milescli.models import ModelFacts
@@ -80,7 +80,7 @@ def _alerts(subject: Subject) -> Iterator[str]:
 def _name(subject: Subject) -> None:
     run = subject.recipe.run
     if run.name is not None:
-        refuse_taken(Path(run.dir).expanduser().absolute(), run.name)
+        refuse_existing(Path(run.dir).expanduser().absolute(), run.name)
 
 
 def require_alerts(settings: RunSettings) -> Iterator[str]:

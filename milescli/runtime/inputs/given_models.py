@@ -254,7 +254,7 @@ def draft_folder(
     path = draft_path(recipe)
     if path is None:
         return None
-    folder = path.folder(run.held_model_dir("draft-model", path.path), output=output)
+    folder = path.folder(run.queried_model_dir("draft-model", path.path), output=output)
     path.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
     return folder
 
@@ -308,7 +308,7 @@ def reward_model_folder(
     path = reward_path(recipe)
     if path is None:
         return None
-    folder = path.folder(run.held_model_dir("reward-model", path.path), output=output)
+    folder = path.folder(run.queried_model_dir("reward-model", path.path), output=output)
     path.refuse_other_tokens(folder, tokenizer=tokenizer, least=tokenizer.vocab_size)
     return folder
 
@@ -446,7 +446,7 @@ def policy_folders(
     `require_policies`, and RecipeError if one has another tokenizer."""
     folders = []
     for text, path in zip(recipe.rollout.policies, policy_paths(recipe), strict=True):
-        folder = path.folder(run.held_model_dir("role-model", text), output=output)
+        folder = path.folder(run.queried_model_dir("role-model", text), output=output)
         _require_same(path, load_facts(folder), facts)
         path.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
         folders.append(folder)

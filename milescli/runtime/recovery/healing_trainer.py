@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milescli.checkpoint.store import not_written
+from milescli.checkpoint.store import save_failed
 from milescli.core.errors import CheckpointError, NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Notice
 from milescli.core.types import EngineAddress
@@ -458,4 +458,4 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise not_written(folder, error) from error
+        raise save_failed(folder, error) from error

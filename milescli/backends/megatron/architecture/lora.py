@@ -34,7 +34,7 @@ from safetensors import safe_open
 from milescli.backends.megatron.cpu.linear import product
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state.weights import LocalWeight, cut, local_weights
-from milescli.checkpoint.weight_files import mark_of
+from milescli.checkpoint.weight_files import digest_of
 from milescli.core.errors import CheckpointError
 from milescli.models.adapter import (
     PEFT_WEIGHTS,
@@ -69,7 +69,7 @@ class Adapters:
         """Freeze `model`, whose weights are `base`, and add a new adapter: A is random, determined
         by `seed` and names alone, B is zero. `table` is the adapter's, `folder` the model's."""
         self.shape, self.table, self._mesh = shape, table, mesh
-        self.base_mark = mark_of(folder)
+        self.base_mark = digest_of(folder)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         by_module = defaultdict[str, list[Entry]](list)

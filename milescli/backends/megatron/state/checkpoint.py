@@ -25,7 +25,7 @@ from milescli.backends.megatron.architecture.lora import Adapters
 from milescli.backends.megatron.state.host_adam import HostAdamW
 from milescli.backends.megatron.state.optimizer import inner_optimizers
 from milescli.backends.megatron.state.saving import BackgroundSave, release_state
-from milescli.checkpoint.store import not_written
+from milescli.checkpoint.store import save_failed
 from milescli.checkpoint.torch_dist.metadata import read_metadata
 from milescli.core.errors import CheckpointError
 from milescli.models.adapter import write_shape
@@ -350,7 +350,7 @@ def _make_folder(folder: Path, *, adapters: Adapters | None) -> None:
             failure = [f"trainer rank 0: {type(error).__name__}: {error}"]
     dist.broadcast_object_list(failure, src=0)
     if failure[0] is not None:
-        raise not_written(folder, failure[0])
+        raise save_failed(folder, failure[0])
 
 
 def _rng_of_rank_zero() -> torch.Tensor:

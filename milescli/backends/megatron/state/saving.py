@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from milescli.checkpoint.files import as_bytes, crc32_of
-from milescli.checkpoint.store import not_written
+from milescli.checkpoint.store import save_failed
 from milescli.checkpoint.torch_dist.framing import make_framing
 from milescli.core.errors import WaitTimeout
 
@@ -210,7 +210,7 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         """Raise the first failure on every rank. `failures` [rank]: a text if that rank failed."""
         for rank, text in enumerate(failures):
             if isinstance(text, str):
-                raise not_written(self._folder, f"trainer rank {rank}: {text}") from own
+                raise save_failed(self._folder, f"trainer rank {rank}: {text}") from own
 
 
 def _framed(item: WriteItem, data) -> Iterator[memoryview | bytes]:
