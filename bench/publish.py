@@ -92,7 +92,7 @@ async def publishes(
             seconds, peaks, sent = [], [], 0
             for number in range(num + 1):
                 await fleet.pause()
-                before = [forget_peak(pid) for pid in trainer.pids]
+                before = [reset_peak_memory(pid) for pid in trainer.pids]
                 started = time.perf_counter()
                 sent = await trainer.publish(WeightVersion(number + 1))
                 seconds.append(time.perf_counter() - started)
@@ -114,7 +114,7 @@ async def publishes(
             await session.resources.release()
 
 
-def forget_peak(pid: int) -> int:
+def reset_peak_memory(pid: int) -> int:
     """Let the kernel count the peak of a process anew; the bytes that it has now."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return _status(pid, "VmRSS:")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.backends.ray.everywhere import NodeAnswer, each_node, joined
+from milescli.backends.ray.each_node import NodeResult, joined, run_on_each_node
 from milescli.backends.ray.nodes import ClusterNode, free_resources
 from milescli.cluster.report import (
     FOLDER_DIGEST,
@@ -40,7 +40,7 @@ class TooFewNodes(MachineError):
     num_usable: int = 0
 
     @classmethod
-    def of(cls, settings: MachineSettings, answers: Sequence[NodeAnswer]) -> TooFewNodes:
+    def of(cls, settings: MachineSettings, answers: Sequence[NodeResult]) -> TooFewNodes:
         """Make the error of `answers`, those of the existing nodes."""
         silent = [f"{answer.node}: {answer.error}" for answer in answers if answer.error]
         there = ", ".join(str(answer.node) for answer in answers if not answer.error) or "none"
@@ -134,7 +134,7 @@ def _require_run_dir(run_dir: Path, address: str, only: Sequence[str]) -> None:
 
 def _require_model(model_dir: Path, address: str, only: Sequence[str]) -> None:
     answers = _all_answered(
-        each_node(
+        run_on_each_node(
             address,
             FOLDER_DIGEST,
             {"folder": str(model_dir)},
@@ -159,13 +159,13 @@ def _require_model(model_dir: Path, address: str, only: Sequence[str]) -> None:
         )
 
 
-def who_sees(folder: Path, address: str, *, only: Sequence[str]) -> list[NodeAnswer]:
+def who_sees(folder: Path, address: str, *, only: Sequence[str]) -> list[NodeResult]:
     """Test whether each node reads in `folder` what is written there now. `only` are ids of nodes.
     Raises OSError if it cannot be written here."""
     nonce, file = secrets.token_hex(8), folder / f".miles-seen-{secrets.token_hex(4)}"
     file.write_text(nonce, encoding="utf-8")
     try:
-        return each_node(
+        return run_on_each_node(
             address,
             HAS_NONCE,
             {"file": str(file), "nonce": nonce},
@@ -201,7 +201,7 @@ def choose_nodes(settings: MachineSettings) -> RunNodes:
             raise _no_cluster_named(settings.nodes)
         return RunNodes(machine=probe())
     with joined(settings.address):
-        answers = each_node(settings.address, NODE_REPORT, timeout_s=ASK_TIMEOUT_S)
+        answers = run_on_each_node(settings.address, NODE_REPORT, timeout_s=ASK_TIMEOUT_S)
         free = free_resources()
     members = [
         RunNode(node=answer.node, report=answer.result)
@@ -313,7 +313,7 @@ def _as_one_machine(chosen: Sequence[RunNode]) -> Machine:
     return replace(chosen[0].report.machine, nodes=[weakest] * len(nodes))
 
 
-def _all_answered(answers: list[NodeAnswer]) -> list[NodeAnswer]:
+def _all_answered(answers: list[NodeResult]) -> list[NodeResult]:
     for answer in answers:
         if answer.error is not None:
             raise answer.error

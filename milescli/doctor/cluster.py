@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
-from milescli.backends.ray.everywhere import NodeAnswer, each_node, joined
+from milescli.backends.ray.each_node import NodeResult, joined, run_on_each_node
 from milescli.backends.ray.nodes import free_resources, lost_nodes
 from milescli.cluster.nodes import RunNode, who_sees
 from milescli.cluster.report import NODE_REPORT, NodeReport, node_report
@@ -65,7 +65,7 @@ def take_place(*, place: dict[str, object], kind: str, settings: dict[str, str])
 
 
 def _all_findings(address: str, runs_dir: Path, with_trials: bool) -> list[Finding]:
-    answers = each_node(address, NODE_REPORT, timeout_s=ASK_S)
+    answers = run_on_each_node(address, NODE_REPORT, timeout_s=ASK_S)
     nodes = {answer.node.address: answer for answer in answers if answer.error is None}
     findings = [*_members(address, answers), *_silent("cluster", answers)]
     findings += judge_versions(
@@ -80,14 +80,14 @@ def _all_findings(address: str, runs_dir: Path, with_trials: bool) -> list[Findi
     }
     alike = {name: answer for name, answer in nodes.items() if name not in odd}
     arguments = {"runs_dir": str(runs_dir), "nodes": list(alike), "with_trials": with_trials}
-    examined = each_node(address, EXAMINE, arguments, timeout_s=EXAMINE_S, only=_ids(alike))
+    examined = run_on_each_node(address, EXAMINE, arguments, timeout_s=EXAMINE_S, only=_ids(alike))
     for answer in examined:
         address_of_node = answer.node.address
         findings += [replace(finding, node=address_of_node) for finding in answer.result or []]
     return [*findings, *_silent("node", examined), *_between(address, alike, runs_dir)]
 
 
-def _between(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) -> list[Finding]:
+def _between(address: str, nodes: Mapping[str, NodeResult], runs_dir: Path) -> list[Finding]:
     """Check the nodes together: interfaces, the shared disk, a collective."""
     if len(nodes) < 2:
         return skip("shared disk", "there is one node") + skip("group", "there is one node")
@@ -100,7 +100,7 @@ def _between(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) -> l
     return [*findings, *shared, *_group(address, nodes)]
 
 
-def _members(address: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
+def _members(address: str, answers: Sequence[NodeResult]) -> list[Finding]:
     """Report which nodes are there, which were lost, and how many GPUs others hold."""
     nodes = [answer.node for answer in answers]
     free = sum(resources.get("GPU", 0.0) for resources in free_resources().values())
@@ -124,7 +124,7 @@ def _members(address: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
     return findings
 
 
-def _silent(check: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
+def _silent(check: str, answers: Sequence[NodeResult]) -> list[Finding]:
     """Return a finding for each node that did not answer, or failed."""
     return [
         finding
@@ -134,7 +134,7 @@ def _silent(check: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
     ]
 
 
-def _shared_disk(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) -> list[Finding]:
+def _shared_disk(address: str, nodes: Mapping[str, NodeResult], runs_dir: Path) -> list[Finding]:
     """Check that a file which is written here can be read on every node."""
     folder = nearest_folder(runs_dir)
     try:
@@ -157,19 +157,19 @@ def _shared_disk(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) 
     return findings or ok("shared disk", f"{folder} is shared by {len(answers)} nodes")
 
 
-def _group(address: str, nodes: Mapping[str, NodeAnswer]) -> list[Finding]:
+def _group(address: str, nodes: Mapping[str, NodeResult]) -> list[Finding]:
     """Let all nodes meet on the first of them; each takes its place at the same time."""
     names = list(nodes)
     members = [RunNode(node=answer.node, report=_report(answer)) for answer in nodes.values()]
     first = members[0].node.node_id
     arguments = {"count": 1, "host": names[0]}
-    port = each_node(address, FREE_PORTS, arguments, timeout_s=ASK_S, only=[first])[0]
+    port = run_on_each_node(address, FREE_PORTS, arguments, timeout_s=ASK_S, only=[first])[0]
     if port.error is not None:
         return _silent("group", [port])
     has_devices = all(member.report.machine.kind != "cpu" for member in members)
     backend: Literal["nccl", "gloo"] = "nccl" if has_devices else "gloo"
 
-    def seat(rank: int) -> NodeAnswer:
+    def seat(rank: int) -> NodeResult:
         member = members[rank]
         place = Place(
             rank=rank,
@@ -184,7 +184,7 @@ def _group(address: str, nodes: Mapping[str, NodeAnswer]) -> list[Finding]:
             "kind": member.report.machine.kind,
             "settings": member.interface_variables(os.environ),
         }
-        return each_node(
+        return run_on_each_node(
             address, TAKE_PLACE, kwargs, timeout_s=GROUP_S + ASK_S, only=[member.node.node_id]
         )[0]
 
@@ -202,10 +202,10 @@ def _read(finding: Finding) -> Report:
     return Report(**{**raw, "unreachable": [tuple(pair) for pair in raw["unreachable"]]})
 
 
-def _report(answer: NodeAnswer) -> NodeReport:
+def _report(answer: NodeResult) -> NodeReport:
     assert isinstance(answer.result, NodeReport), answer
     return answer.result
 
 
-def _ids(nodes: Mapping[str, NodeAnswer]) -> list[str]:
+def _ids(nodes: Mapping[str, NodeResult]) -> list[str]:
     return [answer.node.node_id for answer in nodes.values()]

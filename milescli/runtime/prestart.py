@@ -17,7 +17,7 @@ from milescli.backends.ray.session_processes import SessionProcesses, of_this_se
 from milescli.backends.sglang.launch.command import own_environment
 from milescli.backends.sglang.launch.key import KEY_VARIABLE
 from milescli.backends.sglang.launch.servable import cpu_family
-from milescli.backends.sglang.launch.warm import LentWarmProcess, WarmProcess, lent
+from milescli.backends.sglang.launch.warm import SharedWarmProcess, WarmProcess, shared_warm_process
 from milescli.cluster.nodes import RunNodes
 from milescli.cluster.watchdog import Watchdog, start_watchdog
 from milescli.core.driver_pipe import report_to_parent
@@ -40,7 +40,7 @@ class Prestarted:
     """Token by which watchdogs identify the processes of the run."""
     api_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     """Key that engines require, even on loopback: a computer may have other users."""
-    warm: WarmProcess | LentWarmProcess | None = None
+    warm: WarmProcess | SharedWarmProcess | None = None
     """None: on an accelerator, on several computers, or if it was not started."""
     ray: RaySession | None = None
     """None: the session starts its own."""
@@ -58,7 +58,7 @@ def prestart_engines(
     if own is None:
         yield prestarted
         return
-    if shared := lent(own):
+    if shared := shared_warm_process(own):
         yield replace(prestarted, warm=shared)
         return
     warm = WarmProcess()

@@ -55,7 +55,7 @@ class RowWork:
             self.spec.run.path / "teacher",
             marks=[*(fingerprint(folder, {}) for folder in inputs.teacher_dirs), *inputs.served],
             topk=recipe.train.distill.top_k,
-            served=served and served.teachers[0].say_all,
+            served=served and served.teachers[0].score_all,
         )
 
     async def prepare(self, trainer: Trainer) -> None:

@@ -13,12 +13,12 @@ DEFAULT = "default"
 
 
 def unchanged(*, spec: Any, config: Any, facts: Any, layer: int) -> Any:
-    """Return the spec that `miles` builds."""
+    """Return the spec that miles builds, unchanged."""
     return spec
 
 
-def respecified(change: Callable[..., Any], **of_layer: Any) -> Any:
-    """Apply `change` to a layer's spec. Raises RecipeError if the result is not a spec."""
+def apply_to_spec(change: Callable[..., Any], **of_layer: Any) -> Any:
+    """Return a layer's spec as `change` returns it. Raises RecipeError if that is not a spec."""
     from megatron.core.transformer.spec_utils import ModuleSpec
 
     made = change(**of_layer)

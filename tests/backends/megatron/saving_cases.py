@@ -18,7 +18,7 @@ from milescli.core.errors import CheckpointError
 from milescli.platform.allocation import give_back_freed_memory, keep_freed_memory
 from tests.backends.megatron.harness import policy_shard, trainer
 from tests.backends.megatron.snapshot_cases import held_hashes
-from tests.memory import forget_peak, peak_bytes, resident_bytes
+from tests.memory import peak_bytes, reset_peak_memory, resident_bytes
 
 
 def saving_cases(models: dict[str, str], folder: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ def _growth(work: Callable[[], object]) -> int:
     mmap_threshold = -3  # of malloc.h; larger blocks are the system's again when freed
     ctypes.CDLL(None).mallopt(mmap_threshold, 2**20)
     give_back_freed_memory()
-    forget_peak()
+    reset_peak_memory()
     before = resident_bytes()
     work()
     peak = peak_bytes()

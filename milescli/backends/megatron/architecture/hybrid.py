@@ -28,7 +28,7 @@ def build_hybrid(
     config: TransformerConfig, facts: ModelFacts, mesh: Mesh, *, vocab_size: int
 ) -> MambaModel:
     """Build this rank's part of the model; its weights are undefined until they are loaded.
-    `vocab_size` is padded."""
+    `vocab_size`: padded."""
     return MambaModel(
         config=config,
         mamba_stack_spec=ModuleSpec(module=HybridStack, params={"facts": facts}),
@@ -80,8 +80,8 @@ class HybridStack(MambaStack):
         pg_collection,
         **_: object,
     ) -> None:
-        """Called by MambaModel. Skips Megatron's own __init__, which needs TransformerEngine and
-        stages of equal size."""
+        """Initialise for MambaModel, which calls this. Skips Megatron's own __init__, which needs
+        TransformerEngine and stages of equal size."""
         MegatronModule.__init__(self, config=config)
         self.pre_process, self.post_process = pre_process, post_process
         self.tp_group, self.pp_group = pg_collection.tp, pg_collection.pp

@@ -19,8 +19,7 @@ from milescli.models.facts import Layer, ModelFacts, Rope
 
 
 def final_norm(*, engine: bool) -> type:
-    """Return the class of the norm before the output layer. `engine` says that TransformerEngine is
-    used."""
+    """Return the class of the norm before the output layer. `engine`: TransformerEngine is used."""
     if not engine:
         return RmsNorm
     from megatron.core.extensions.transformer_engine import TENorm

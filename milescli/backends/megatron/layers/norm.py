@@ -53,7 +53,7 @@ class RmsNorm(torch.nn.Module):
 
 
 class HeadsNorm(RmsNorm):
-    """Computes the same over all heads of a position together, x [S, 1, heads, d]. Tensor
+    """Computes RmsNorm over all heads of a position together, x [S, 1, heads, d]. Tensor
     parallelism cuts heads, so the squares are summed over its ranks."""
 
     def __init__(self, config, hidden_size: int, eps: float = 1e-6, *, heads: int) -> None:
@@ -65,7 +65,7 @@ class HeadsNorm(RmsNorm):
         self.weight.sequence_parallel = False
 
     def forward(self, x: torch.Tensor, *, weight: torch.Tensor | None = None) -> torch.Tensor:
-        """Normalise x. `weight` is not taken."""
+        """Normalise x. `weight` is ignored."""
         assert weight is None
         flat = x.flatten(-2)
         if self.ranks == 1:

@@ -1,5 +1,5 @@
-"""Rounds the same model in another way, to measure how far log-probs move when nothing but rounding
-changes: the floor for the start check and the proof of conversions (`train.agreement`)."""
+"""Rounds the same model in another way, to measure how much log-probs change by rounding alone: the
+floor for the start check and the proof of conversions (`train.agreement`)."""
 
 from __future__ import annotations
 

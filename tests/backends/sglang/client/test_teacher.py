@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from milescli.backends.sglang.client.teacher import ServedTeachers, hinted
+from milescli.backends.sglang.client.teacher import ServedTeachers, with_hint
 from milescli.core.errors import DataError, EndpointError, RecipeError
 from milescli.core.types import Prompt
 from milescli.data.chat_template import RAW
@@ -136,7 +136,7 @@ def test_a_hint_is_read_by_the_teacher_alone_and_its_words_are_of_the_response(
 def test_a_prompt_that_a_hint_cannot_follow_is_refused() -> None:
     other = Prompt(index=7, token_ids=[5, 6], text="1 + 2?")
     with pytest.raises(DataError, match="prompt 7 cannot be shown"):
-        hinted(other, " Think.", _of_bytes())
+        with_hint(other, " Think.", _of_bytes())
 
 
 def _meet(url: str, tokenizer: ChatTokenizer, *, num_tokens: int = VOCAB) -> list[str]:
@@ -179,6 +179,6 @@ def test_what_is_no_reply_of_sglang_is_refused(
     write_tokenizer(tmp_path)
     with serving(says) as server:
         with pytest.raises(EndpointError, match="none of SGLang's"):
-            asyncio.run(_served(server.url, kl="sampled").teachers[0].say(TOKENS))
+            asyncio.run(_served(server.url, kl="sampled").teachers[0].score(TOKENS))
         with pytest.raises(EndpointError, match="none of SGLang's"):
             _meet(server.url, load_tokenizer(tmp_path, chat_template=RAW))
