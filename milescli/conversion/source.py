@@ -44,8 +44,8 @@ class CheckpointSource:
     what: str
     """Description for people."""
     newest_step: int | None = None
-    """Step of the newest checkpoint, if a folder with several was given: later the newest will be
-    another."""
+    """Step of the newest checkpoint, if a folder with several was given: a later conversion would
+    find another."""
 
 
 def find_model(
@@ -88,8 +88,8 @@ def find_checkpoint(
     output: Output | None = None,
 ) -> CheckpointSource:
     """Return the checkpoint that SRC is or contains. `model` is the folder of its config, which the
-    user may name with `model_option`; None: SRC knows it. `step` None means the newest. `output`
-    shows the progress of reading all its bytes. Raises CheckpointError."""
+    user may name with `model_option`; None means that SRC names it. `step` None means the newest.
+    `output` shows the progress of reading all its bytes. Raises CheckpointError."""
     if not source.is_dir():
         raise CheckpointError(
             f"`{source}` is not a checkpoint",
@@ -117,7 +117,7 @@ def find_checkpoint(
         raise CheckpointError(
             f"the model of the checkpoint `{source}` is unknown",
             why="a Megatron checkpoint contains no config.json, and there is no `hf/` next to it",
-            fix=_name_it(model_option),
+            fix=_model_option_fix(model_option),
         )
     tracked = re.fullmatch(r"iter_(\d+)", tensors.name) if tensors != source else None
     return CheckpointSource(
@@ -130,22 +130,22 @@ def find_checkpoint(
 
 def _model_of(run: RunDir, *, model_option: str) -> Path:
     """Return the folder that the run's trainer and engines read. Raises CheckpointError if it is
-    unknown, or gone."""
+    unknown or missing."""
     try:
         folder = run.model_dir()
     except CheckpointError as error:
-        error.fixes.append(_name_it(model_option))
+        error.fixes.append(_model_option_fix(model_option))
         raise
     if not is_converted(folder) and not (folder / CONFIG_NAME).is_file():
         raise CheckpointError(
             f"the model of run `{run.name}` no longer exists",
             why=f"the run trained `{folder}`, but there is no {CONFIG_NAME} in it any more",
-            fix=_name_it(model_option),
+            fix=_model_option_fix(model_option),
         )
     return folder
 
 
-def _name_it(model_option: str) -> str:
+def _model_option_fix(model_option: str) -> str:
     return f"{model_option} DIR   # the Hugging Face folder of the model that was trained"
 
 

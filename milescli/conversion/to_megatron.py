@@ -1,5 +1,5 @@
 """Implements `hf-to-megatron`: a Hugging Face folder becomes a `torch_dist` checkpoint that stock
-Megatron-Core loads under any layout. Makes the plan and its notes; `convert` does the rest."""
+Megatron-Core loads under any layout. Makes the plan and its notes; `convert` executes it."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class ToMegatron:
 
     @contextmanager
     def plan(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Plan from the folder, which is fetched if it is on the hub."""
+        """Make a plan from the folder, which is fetched if it is on the hub."""
         folder = find_model(self.source, revision=self.revision, output=output)
         with self._opened(folder, shown=str(folder)) as plan:
             yield plan
 
     @contextmanager
     def outline(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Plan from only the headers of a model on the hub."""
+        """Make a plan from only the headers of a model on the hub."""
         with tempfile.TemporaryDirectory(prefix="miles-outline-") as empty:
             folder = find_model(
                 self.source, revision=self.revision, output=output, outline_in=Path(empty)

@@ -107,7 +107,7 @@ def verify_logits(
 def _choose_dtype(
     folder: Path, table: WeightTable, *, verify: Verify | None
 ) -> tuple[str | None, str]:
-    """Return (dtype, or None, why not)."""
+    """Return (dtype, ""), or (None, why nothing is compared)."""
     import psutil
 
     from milescli.models.base import quantization_config, read_config

@@ -25,7 +25,7 @@ from milescli.data.chat_template import (
 )
 from milescli.data.images import PromptImages, prompt_images
 from milescli.data.prompt_encoder import Message
-from milescli.platform.late import without_torch
+from milescli.platform.lazy import without_torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

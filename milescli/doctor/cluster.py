@@ -13,15 +13,15 @@ from typing import Literal
 
 from milescli.backends.ray.each_node import NodeResult, joined, run_on_each_node
 from milescli.backends.ray.nodes import free_resources, lost_nodes
-from milescli.cluster.nodes import RunNode, who_sees
+from milescli.cluster.nodes import RunNode, probe_shared_folder
 from milescli.cluster.report import NODE_REPORT, NodeReport, node_report
 from milescli.core.errors import MilesError
-from milescli.doctor.across import judge_interfaces, judge_nodes, judge_versions
 from milescli.doctor.collective import PLACE_VARIABLE, Place, Report
 from milescli.doctor.finding import Finding, Status, fail, failed, ok, run_checks, skip, warn
 from milescli.doctor.fixes import nearest_folder
 from milescli.doctor.network import list_interfaces
 from milescli.doctor.node import heavy_at_once, node_checks, this_machine, trial_checks
+from milescli.doctor.node_comparison import judge_interfaces, judge_nodes, judge_versions
 from milescli.doctor.trial import run_trial
 
 ASK_S, EXAMINE_S, GROUP_S = 120.0, 900.0, 300.0
@@ -138,7 +138,7 @@ def _shared_disk(address: str, nodes: Mapping[str, NodeResult], runs_dir: Path) 
     """Check that a file which is written here can be read on every node."""
     folder = nearest_folder(runs_dir)
     try:
-        answers = who_sees(folder, address, only=_ids(nodes))
+        answers = probe_shared_folder(folder, address, only=_ids(nodes))
     except OSError as error:
         return skip("shared disk", f"{folder} is not writable here ({error.strerror}); see `disk`")
     findings = _silent("shared disk", answers)

@@ -18,7 +18,7 @@ from milescli.agents.mcp_tools import close_servers
 from milescli.backends.ray.nodes import living_nodes
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.checkpoint.run_dir import resume_command
-from milescli.cluster.node_loss import for_nodes
+from milescli.cluster.node_loss import with_num_nodes
 from milescli.cluster.nodes import RunNodes, choose_nodes
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, NodesJoined, Stopped
@@ -456,7 +456,7 @@ class JoiningNodes:
         """Return that many nodes. Raises MilesError if a run could not start on them."""
         wished = self._spec.wished
         assert wished is not None, "a run that has all its nodes looks for none"
-        loaded = for_nodes(min(num_nodes, wished.recipe.machine.nodes), wished)
+        loaded = with_num_nodes(min(num_nodes, wished.recipe.machine.nodes), wished)
         nodes = choose_nodes(loaded.recipe.machine)
         machine = nodes.machine.when_idle()  # the run itself is what holds its memory
         plan_without_plugins(loaded, machine, facts=self._spec.inputs.facts)

@@ -12,7 +12,7 @@ from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, Ste
 from milescli.core.imports import run_gc_rarely
 from milescli.core.types import EVALUATION, ROLLOUT, Group, StepReport
 from milescli.plan.collectors import why_in_driver
-from milescli.platform.memory_record import last_look
+from milescli.platform.memory_record import last_sample
 from milescli.rollout.collect.ahead import open_collector
 from milescli.rollout.collect.selectors import from_state
 from milescli.rollout.episode.episode import training_episodes
@@ -274,7 +274,7 @@ class GroupWork:
         last."""
         if self.spec.plan.device_kind != "cpu":
             return stepped.memory
-        sizes = last_look(self.attempt.session.log_dir)
+        sizes = last_sample(self.attempt.session.log_dir)
         return stepped.memory + tuple(
             WorkerMemory(worker=name.replace("-", " "), device="cpu", peak_bytes=size)
             for name, size in sizes.items()

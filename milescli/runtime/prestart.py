@@ -196,7 +196,7 @@ def run_variables(token: str) -> dict[str, str]:
 def _for_other_computers(nodes: RunNodes, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the user's own settings of collectives, which processes on other nodes do not
     inherit."""
-    if not nodes.beyond_this_computer:
+    if not nodes.spans_computers:
         return {}
     return {
         name: value

@@ -13,7 +13,7 @@ from milescli.checkpoint.base import CheckpointManifest
 from milescli.checkpoint.run_dir import RunDir, open_run
 from milescli.checkpoint.store import StoredCheckpoint
 from milescli.checkpoint.weight_files import require_base
-from milescli.cluster.node_loss import nodes_that_are_left
+from milescli.cluster.node_loss import remaining_nodes
 from milescli.console.output import Output
 from milescli.conversion.base import store_of
 from milescli.core.driver_pipe import report_to_parent
@@ -71,7 +71,7 @@ def resume(
             _look_at_mirror(loaded.recipe, run, output=output)
             for doubt in require_alerts(loaded.recipe.run):
                 output.warn(doubt)
-            loaded, nodes = nodes_that_are_left(loaded, output=output)
+            loaded, nodes = remaining_nodes(loaded, output=output)
             recipes = Recipes.of(loaded, steps=steps).but(are_done)
             facts = planned_facts(loaded.recipe)
             for one in recipes.learned:

@@ -1,5 +1,5 @@
-"""Seconds of engines, trainer and publications: predicted by the planner's rooflines for a layout,
-or measured in a run. Pure."""
+"""Computes the seconds of engines, trainer and publications: predicted by the planner's rooflines
+for a layout, or measured in a run. Pure."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from milescli.core.types import (
     Trajectory,
     WeightVersion,
 )
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 

@@ -4,7 +4,7 @@ version of the policy."""
 
 from __future__ import annotations
 
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.train import KlEstimator, Ratio
 from milescli.train.packed_tokens import PackedTokens
 

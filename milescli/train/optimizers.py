@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeGuard
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import SCHEDULES
 from milescli.core.user_code import plugin_fix
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
 from milescli.workers.isolated import resolve_isolated

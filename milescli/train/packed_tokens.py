@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.train.streams import LOGPROB_STREAMS
 
 

@@ -81,7 +81,7 @@ def test_the_wanted_nodes_are_taken_in_order_and_the_plan_is_made_for_the_weakes
     taken = _choose(nodes=2)
     assert [member.node.address for member in taken.chosen] == ["10.0.0.1", "10.0.0.2"]
     assert [len(node.devices) for node in taken.machine.nodes] == [4, 4]
-    assert taken.beyond_this_computer
+    assert taken.spans_computers
 
 
 def test_a_head_without_devices_and_nodes_that_are_taken_are_passed_over(answers) -> None:

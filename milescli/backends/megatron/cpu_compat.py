@@ -17,7 +17,7 @@ from milescli.core.imports import without_gc, without_packages
 from milescli.plan.types import Plan
 from milescli.platform import exact
 from milescli.platform.allocation import keep_freed_memory
-from milescli.platform.no_compiler import compile_nothing
+from milescli.platform.no_compiler import disable_compiler
 
 _TRACKERS = ("wandb", "torch.utils.tensorboard")
 
@@ -66,7 +66,7 @@ def install() -> bool:
         _rename_tensor_types()
         # Megatron-Core decorates two dozen functions as it is imported, before its own switch
         # (`jit.disable_jit_fuser`) can be reached
-        compile_nothing()
+        disable_compiler()
         collectives.install()
         import_megatron()
         _patch_megatron()

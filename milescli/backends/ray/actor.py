@@ -19,7 +19,7 @@ from milescli.core.errors import MilesError, OutOfMemory, WaitTimeout, WorkerDie
 from milescli.core.files import last_log_lines, log_age
 from milescli.core.silence import sounds_like_lost_peer
 from milescli.core.units import MIB, format_bytes
-from milescli.platform.memory_record import last_look
+from milescli.platform.memory_record import last_sample
 
 NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 STATUS = "status"
@@ -241,7 +241,7 @@ def out_of_memory(handle: ActorHandle, method: str, reason: str) -> OutOfMemory:
     """Return an error that names the process, its call, the memory of each process of the run, and
     settings that need less. `reason`: why the allocation failed."""
     folder = handle.log_path.parent
-    used = sorted(last_look(folder).items(), key=lambda each: -each[1])
+    used = sorted(last_sample(folder).items(), key=lambda each: -each[1])
     sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in used[:4])
     run = folder.parents[1]
     again = f"miles launch --recipe {run}/recipe.yaml"

@@ -11,7 +11,7 @@ import numpy as np
 
 from milescli.core.plug_points import ADVANTAGES, AGGREGATIONS, CORRECTIONS, CREDITS, SURROGATES
 from milescli.core.types import Group, Sample, StepReport
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.distill import teachers_by_source
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train

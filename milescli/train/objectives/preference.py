@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from milescli.core.types import Pair, Trajectory
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import REFERENCE_FREE, Preference
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence, sequence_of

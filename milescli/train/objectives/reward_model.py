@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from milescli.core.types import Group, Pair
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
 from milescli.train.packed_tokens import PackedTokens

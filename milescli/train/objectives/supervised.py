@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from milescli.core.types import TeacherTokens, Trajectory
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.distill import Distill
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, TokenLoss, TrainSequence, sequence_of

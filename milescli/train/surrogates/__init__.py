@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.train import Train
 from milescli.train.kl import MAX_LOG_RATIO, binary_kl
 from milescli.train.packed_tokens import PackedTokens

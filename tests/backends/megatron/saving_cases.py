@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from milescli.core.errors import CheckpointError
-from milescli.platform.allocation import give_back_freed_memory, keep_freed_memory
+from milescli.platform.allocation import keep_freed_memory, release_freed_memory
 from tests.backends.megatron.harness import policy_shard, trainer
 from tests.backends.megatron.snapshot_cases import held_hashes
 from tests.memory import peak_bytes, reset_peak_memory, resident_bytes
@@ -192,7 +192,7 @@ def _growth(work: Callable[[], object]) -> int:
     until now counts as growth again, so that the blocks which happen to fit change nothing."""
     mmap_threshold = -3  # of malloc.h; larger blocks are the system's again when freed
     ctypes.CDLL(None).mallopt(mmap_threshold, 2**20)
-    give_back_freed_memory()
+    release_freed_memory()
     reset_peak_memory()
     before = resident_bytes()
     work()

@@ -36,7 +36,9 @@ class ProfilingMixin:
 
     def ask(self, **wanted: Any) -> int:
         number = files.next_number(self.run)
-        files.ask(self.run, Request(number=number, **{"steps": 2, "ranks": [0], **wanted}))
+        files.write_request(
+            self.run, Request(number=number, **{"steps": 2, "ranks": [0], **wanted})
+        )
         return number
 
     async def steps(self, *numbers: int, loop: object = None) -> None:
@@ -79,7 +81,7 @@ def test_one_that_is_taken_back_ends_with_the_step(tmp_path: Path) -> None:
     async def work() -> None:
         number = made.ask(steps=10)
         await made.steps(1)
-        files.take_back(made.run, number)
+        files.cancel_request(made.run, number)
         await made.steps(2)
         assert made.state(number).last_step == 1
         await made.steps(3)

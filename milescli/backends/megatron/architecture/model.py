@@ -115,7 +115,7 @@ def build_config(
     )
     config.add_bias_linear = options["add_bias_linear"]
     if device.type == "cpu":
-        config.bias_activation_fusion = is_plain(config) and cpu_kernels.are_there()
+        config.bias_activation_fusion = is_plain(config) and cpu_kernels.is_available()
     return config
 
 

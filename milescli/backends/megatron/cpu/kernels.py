@@ -48,7 +48,7 @@ def is_for(query: torch.Tensor, longest: int, *, skips: bool = False) -> bool:
     most = _SKIPPING * _MOST_VALUES if skips else _MOST_VALUES
     is_faster = size <= _WIDEST_HEAD and longest * size <= most
     fits = size % cpu_kernels.LANES == 0 and (is_faster or exact.is_on())
-    return fits and (exact.is_on() or cpu_kernels.suit(query))
+    return fits and (exact.is_on() or cpu_kernels.supports(query))
 
 
 def attend(

@@ -44,7 +44,7 @@ class RmsNorm(torch.nn.Module):
     def forward(self, x: torch.Tensor, *, weight: torch.Tensor | None = None) -> torch.Tensor:
         """Normalise x [..., hidden_size]. `weight` replaces its own."""
         weight = self.weight if weight is None else weight
-        if exact.is_on() or cpu_kernels.suit(x, weight):
+        if exact.is_on() or cpu_kernels.supports(x, weight):
             return rms_norm(x, 1.0 + weight if self.zero_centered else weight, self.eps)
         if x.is_cuda and weight.dtype == x.dtype and not self.zero_centered:
             # one kernel each way, which keeps what `_RmsNorm` keeps; rounded once instead of twice

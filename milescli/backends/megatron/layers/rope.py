@@ -152,7 +152,7 @@ def _rotate(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, *, back: bool
 ) -> torch.Tensor:
     """Rotate x [S, heads, d] by the angles of cos and sin [S, 1, d / 2]; backwards if `back`."""
-    if not interleaved and (exact.is_on() or cpu_kernels.suit(x, cos, sin)):
+    if not interleaved and (exact.is_on() or cpu_kernels.supports(x, cos, sin)):
         turned = cpu_kernels.rotate(x.float(), cos.flatten(1), sin.flatten(1), back=back)
         return turned.to(x.dtype)
     if back:

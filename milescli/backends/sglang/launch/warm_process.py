@@ -26,7 +26,7 @@ from pathlib import Path
 from milescli.backends.sglang.launch.key import KEY_VARIABLE, change_key
 from milescli.core.imports import without_gc
 from milescli.core.run_processes import TOKEN_VARIABLE
-from milescli.platform.no_compiler import compile_nothing
+from milescli.platform.no_compiler import disable_compiler
 from milescli.workers.guard import end_with_parent
 
 BEFORE_PLUGINS = (
@@ -67,7 +67,7 @@ def import_all() -> None:
     Freezes the imported objects, so that the garbage collector neither searches nor copies them in
     any engine."""
     with without_gc():
-        compile_nothing()  # engines on a CPU are told to (TORCH_COMPILE_DISABLE)
+        disable_compiler()  # engines on a CPU are told to (TORCH_COMPILE_DISABLE)
         for name in BEFORE_PLUGINS:
             importlib.import_module(name)
         sys.modules["sglang.srt.plugins"].load_plugins()

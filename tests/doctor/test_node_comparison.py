@@ -9,9 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from milescli.doctor.across import judge_clocks, judge_interfaces, judge_nodes, judge_versions
 from milescli.doctor.collective import Place, Report, pairs_of, take_part
 from milescli.doctor.finding import Status
+from milescli.doctor.node_comparison import (
+    judge_clocks,
+    judge_interfaces,
+    judge_nodes,
+    judge_versions,
+)
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 MINE = {"python": "3.11.7", "ray": "2.60.0"}
