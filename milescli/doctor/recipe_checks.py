@@ -13,9 +13,9 @@ from milescli.doctor.disk import check_checkpoints, check_download
 from milescli.doctor.finding import Check, Finding, fail, ok, skip, warn
 from milescli.doctor.roles import check_roles
 from milescli.platform.machine import Machine
-from milescli.recipe.agents import FOREIGN
+from milescli.recipe.agents import PACKAGE_AGENTS
 from milescli.recipe.data_files import is_hub, parse_hub
-from milescli.recipe.distill import policy_alone
+from milescli.recipe.distill import policy_only
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 
@@ -76,7 +76,7 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
     from milescli.rollout.rewards import load_all_rewards
 
     load_all_rewards(recipe.rollout)
-    if recipe.rollout.agent in FOREIGN:
+    if recipe.rollout.agent in PACKAGE_AGENTS:
         from milescli.rollout.episode.agents import require_agent
 
         require_agent(recipe.rollout)
@@ -182,7 +182,7 @@ def check_material(recipe: Recipe, source: str) -> list[Finding]:
             recipe = recipe.model_copy(
                 update={"model": model.model_copy(update={"path": path, "revision": None})}
             )
-        material = prepare(policy_alone(recipe), RunDir(path=Path(folder)))
+        material = prepare(policy_only(recipe), RunDir(path=Path(folder)))
     if doubts := [doubt for made in material.checked for doubt in made.doubts]:
         look = f"miles data check {source}   # shows what the model reads"
         return warn("data", doubts[0], why="; ".join(doubts[1:]) or "the run would warn", fix=look)

@@ -28,7 +28,7 @@ def check_roles(recipe: Recipe) -> list[Finding]:
         models.append("reference: the policy's initial weights")
     if (critic := critic_facts(recipe)) is not None:
         models.append(f"critic: {recipe.train.critic.path or 'of the policy'}, {_shape(critic)}")
-    for teacher, facts in zip(recipe.held_teachers, teacher_facts(recipe), strict=True):
+    for teacher, facts in zip(recipe.local_teachers, teacher_facts(recipe), strict=True):
         models.append(f"teacher: {teacher.path}, {_shape(facts)}")
     if (served := served_teachers(recipe)) is not None:
         names = asyncio.run(served.models())

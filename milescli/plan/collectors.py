@@ -22,9 +22,9 @@ from milescli.core.plug_points import (
 from milescli.core.units import MIB
 from milescli.plan.types import EngineLayout, Log
 from milescli.platform.machine import Machine
-from milescli.recipe.agents import FOREIGN
+from milescli.recipe.agents import PACKAGE_AGENTS
 from milescli.recipe.schema import Recipe
-from milescli.recipe.train import OF_TURNS
+from milescli.recipe.train import TURN_ESTIMATORS
 
 ENGINES_PER_COLLECTOR = 256
 """Engines that one process queries: a sample takes 0.3 to 0.7 ms of its core, so 16,384 samples in
@@ -96,7 +96,7 @@ def why_in_driver(recipe: Recipe) -> str | None:
     reasons = {
         f"the objective `{train.objective}` makes its sequences there": train.objective != "policy",
         f"`train.advantage={train.advantage}` with `train.normalize_std=batch` compares the tokens "
-        "of all groups": train.advantage in OF_TURNS and train.normalize_std == "batch",
+        "of all groups": train.advantage in TURN_ESTIMATORS and train.normalize_std == "batch",
         f"`run.hooks.{'`, `'.join(hooks)}` is given the samples": bool(hooks),
         **{f"`{key}` is your own and is given the samples": not ours for key, ours in own.items()},
     }
@@ -109,7 +109,7 @@ def collector_nodes(recipe: Recipe, count: int, nodes: Sequence[int]) -> list[in
     rollout = recipe.rollout
     starts_servers = any(server.command for server in rollout.mcp.values())
     in_package = rollout.plays_environment and rollout.environment.name in DRIVERS_PACKAGES
-    if starts_servers or in_package or rollout.agent in FOREIGN:
+    if starts_servers or in_package or rollout.agent in PACKAGE_AGENTS:
         return [nodes[0]] * count
     return [nodes[number % len(nodes)] for number in range(count)]
 
@@ -128,7 +128,7 @@ def num_helpers(recipe: Recipe, num_collectors: int, *, num_cores: int) -> int:
         )
     )
     servers = sum(bool(server.command) for server in rollout.mcp.values())
-    each = own_agent + (rollout.agent in FOREIGN) + servers
+    each = own_agent + (rollout.agent in PACKAGE_AGENTS) + servers
     played = rollout.environment.processes or max(1, num_cores // 2)
     environments = max(num_collectors, played) if rollout.plays_environment else 0
     return num_collectors * each + environments

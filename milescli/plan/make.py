@@ -410,6 +410,6 @@ def _roles(inputs: _PlanInputs, size: int, log: Log) -> list[Role]:
     recipe = inputs.recipe
     roles = roles_of(recipe, log)
     roles += teacher_roles(recipe, inputs.facts, inputs.teachers, size=size, log=log)
-    if recipe.asks_reward_model:
+    if recipe.uses_reward_model:
         roles.append(Role(name="reward_model", place="first_device"))
     return roles

@@ -66,7 +66,7 @@ def teacher_roles(
 ) -> list[Role]:
     """Return the roles of the teachers, and log where each runs. `size`: bytes of a weight."""
     own = models.table(policy)
-    for teacher, facts in zip(recipe.held_teachers, teachers, strict=True):
+    for teacher, facts in zip(recipe.local_teachers, teachers, strict=True):
         table = models.table(facts)
         log.note(
             f"teacher {teacher.called}",

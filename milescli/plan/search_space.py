@@ -30,7 +30,7 @@ from milescli.plan.transport import sent_copies, step_bytes, why_whole
 from milescli.plan.types import EngineLayout, Log
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
-from milescli.recipe.train import OF_MATRICES
+from milescli.recipe.train import MATRIX_RULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ def search_space(
         engine_pins=recipe.engines,
         cap=train.max_tokens_per_microbatch,
         recompute=train.recompute,
-        offload=False if train.optimizer.rule in OF_MATRICES else train.optimizer.offload,
+        offload=False if train.optimizer.rule in MATRIX_RULES else train.optimizer.offload,
         colocated=shared,
         has_engines=recipe.has_engines,
         stored_bytes=step_bytes(recipe, table.facts) + _collecting(recipe, machine),

@@ -17,7 +17,7 @@ from milescli.plan.devices import Efficiency
 from milescli.plan.legal import stage_sizes
 from milescli.plan.types import Log, TrainerLayout
 from milescli.recipe.schema import Recipe
-from milescli.recipe.train import OF_MATRICES
+from milescli.recipe.train import MATRIX_RULES
 
 _ALIGN = 64
 """Numbers to which Megatron aligns the start of every parameter in its flat memory (256 bytes of
@@ -337,7 +337,7 @@ def recipe_load_fields(recipe: Recipe) -> dict[str, float]:
     return {
         "image_share": prompt / longest,
         "image_tokens": num_prompts * prompt,
-        "takes_matrices": recipe.train.optimizer.rule in OF_MATRICES,
+        "takes_matrices": recipe.train.optimizer.rule in MATRIX_RULES,
     }
 
 

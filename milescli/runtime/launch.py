@@ -19,7 +19,7 @@ from milescli.core.driver_pipe import report_to_parent
 from milescli.core.errors import MilesError
 from milescli.data.prompt_source import parse_file_name
 from milescli.platform.torch_wheel import require_wheel
-from milescli.recipe.alerts import anchored as anchored_alerts
+from milescli.recipe.alerts import with_absolute_commands as anchored_alerts
 from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
 from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.section import Section

@@ -31,7 +31,7 @@ from milescli.platform.machine import Machine
 from milescli.platform.memory_holders import name_holders
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
-from milescli.recipe.several import each_of, planned
+from milescli.recipe.several import adapter_recipes, recipe_to_plan
 from milescli.runtime.inputs.given_models import (
     draft_path,
     require_channel,
@@ -55,12 +55,12 @@ def plan_only(
     """Return the plan, without starting or making anything. Raises if a plug-in or the model does
     not exist, or cannot be trained. `facts`: of the model, if they were read already, since that
     may need the hub."""
-    each = each_of(loaded)
+    each = adapter_recipes(loaded)
     for one in each.values() or [loaded]:
         load_plugins(one.recipe)
     facts = facts or planned_facts(loaded.recipe)
     machine = machine or planning_machine(loaded)
-    return plan_without_plugins(planned(loaded, each), machine, facts=facts)
+    return plan_without_plugins(recipe_to_plan(loaded, each), machine, facts=facts)
 
 
 def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts) -> Plan:

@@ -17,7 +17,7 @@ from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
-from milescli.recipe.several import each_of, planned
+from milescli.recipe.several import adapter_recipes, recipe_to_plan
 from milescli.runtime.inputs.checks import REWARD
 from milescli.runtime.inputs.checks_at_once import at_once
 from milescli.runtime.inputs.environment_nodes import require_environments
@@ -46,7 +46,7 @@ class Recipes:
     def of(cls, loaded: LoadedRecipe, *, steps: int | None = None) -> Recipes:
         """Return the recipes of a run. `steps`: overrides the steps of all adapters. Raises
         RecipeError."""
-        return cls(loaded=loaded, each=each_of(loaded, steps=steps))
+        return cls(loaded=loaded, each=adapter_recipes(loaded, steps=steps))
 
     def but(self, names: Collection[str]) -> Recipes:
         """Return the recipes without these adapters."""
@@ -56,7 +56,7 @@ class Recipes:
     @property
     def planned(self) -> LoadedRecipe:
         """Return the recipe that decides how much memory is planned."""
-        return planned(self.loaded, self.each)
+        return recipe_to_plan(self.loaded, self.each)
 
     @property
     def learned(self) -> list[LoadedRecipe]:

@@ -31,7 +31,7 @@ from milescli.recipe.alerts import (
     KEY,
     MAILTO,
     Kind,
-    expanded,
+    expand_variables,
     fault_of,
     kind_of,
     shown,
@@ -72,7 +72,7 @@ class AlertSender(Tracker):
         """Resolve the address. `entry`: of `run.alerts`; `environ`: has its variables, see
         `require_target`."""
         self._environ = dict(environ)
-        self._address = expanded(entry, environ)
+        self._address = expand_variables(entry, environ)
         self.shown = shown(entry)
         """As logs and events name it."""
         self.failures: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -232,7 +232,7 @@ def require_target(entry: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Check before anything starts that an alert can be sent: its variables are set, its command
     exists. Yields warnings. Raises RecipeError."""
     try:
-        address = expanded(entry, environ)
+        address = expand_variables(entry, environ)
     except KeyError as missing:
         name = missing.args[0]
         raise RecipeError(

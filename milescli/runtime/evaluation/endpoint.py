@@ -14,7 +14,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError
 from milescli.data.prompt_encoder import TokenlessEncoder
-from milescli.recipe.requests import open_key
+from milescli.recipe.requests import unencrypted_key_warning
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.endpoint import base_url
 from milescli.rollout.evaluation.endpoint_episodes import (
@@ -62,7 +62,7 @@ def evaluate_endpoint(
     for one in sets:
         _require_askable(one.recipe)
     settings = loaded.recipe.eval.endpoint
-    if doubt := open_key(url, SECTION, settings):
+    if doubt := unencrypted_key_warning(url, SECTION, settings):
         output.warn(doubt)
     model = asyncio.run(served_model(endpoint_of(url, settings), settings.model))
     folder = folder or folder_of_endpoint(url, runs) / re.sub(r"[^\w.-]+", "-", model)
@@ -96,7 +96,7 @@ def _require_askable(recipe: Recipe) -> None:
     needs = [
         key
         for key, is_set in (
-            ("rollout.reward=reward_model", recipe.asks_reward_model),
+            ("rollout.reward=reward_model", recipe.uses_reward_model),
             (f"rollout.agent={rollout.agent}", rollout.agent != plain.agent),
             (f"rollout.generation={rollout.generation}", rollout.generation != plain.generation),
         )

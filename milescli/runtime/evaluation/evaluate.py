@@ -37,8 +37,8 @@ from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.recipe.data import row_rules
-from milescli.recipe.distill import unscored, untaught
-from milescli.recipe.load import ASKED_ALONE, BY_DEFAULT, LoadedRecipe, override
+from milescli.recipe.distill import without_rewards, without_teachers
+from milescli.recipe.load import BY_DEFAULT, QUERY_DEFAULTS, LoadedRecipe, override
 from milescli.recipe.schema import Recipe
 from milescli.recipe.section import refuse
 from milescli.rollout.base import Outcome, Session
@@ -122,7 +122,7 @@ def evaluate_run(
     run = open_run(path)
     kept = load_resolved(run.recipe_file)
     loaded = override(kept, sets=wish.sets, flags=wish.flags, only=CHANGEABLE, environ=environ)
-    sets = sets_of(untaught(loaded.recipe), wish)
+    sets = sets_of(without_teachers(loaded.recipe), wish)
     recipe = without_speculation(asking_reward_model(sets))
     reward_facts(recipe)
     store = store_of(run.checkpoints, output=output)
@@ -213,7 +213,7 @@ def _roles_served(plan: Plan, recipe: Recipe) -> int:
 def _trained_on(recipe: Recipe) -> Recipe:
     """Return the recipe that reads the run's training data, without teachers and reward model: they
     take no part here, and those of the run may be gone."""
-    recipe = without_speculation(without_policies(unscored(untaught(recipe))))
+    recipe = without_speculation(without_policies(without_rewards(without_teachers(recipe))))
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": None})})
 
 
@@ -432,7 +432,7 @@ def within_positions(one: EvalSet, loaded: LoadedRecipe, facts: ModelFacts) -> E
     given = {"data.max_prompt_tokens": prompt, "eval.max_response_tokens": response}
     ours = [
         loaded.origins[key].where == BY_DEFAULT and given[key] == value
-        for key, value in ASKED_ALONE.items()
+        for key, value in QUERY_DEFAULTS.items()
     ]
     if not (0 < positions < longest_tokens(evaluation_recipe(recipe)) and all(ours)):
         return one

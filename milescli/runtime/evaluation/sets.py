@@ -208,7 +208,7 @@ def _absolute(file: str) -> str:
 def asking_reward_model(sets: Sequence[EvalSet]) -> Recipe:
     """Return the recipe of the set that a reward model scores, where one does; else of the
     first."""
-    asking = (one.recipe for one in sets if one.recipe.asks_reward_model)
+    asking = (one.recipe for one in sets if one.recipe.uses_reward_model)
     return next(asking, sets[0].recipe)
 
 

@@ -41,7 +41,7 @@ from milescli.recipe.agents import Role
 from milescli.recipe.data import Data, MixSource
 from milescli.recipe.data_files import FIELDS, is_hub, names_in, parse_hub
 from milescli.recipe.schema import Recipe, Rollout
-from milescli.recipe.train import OF_PAIRS, OF_ROWS
+from milescli.recipe.train import PAIR_OBJECTIVES, ROW_OBJECTIVES
 from milescli.rollout.base import RewardFn
 from milescli.rollout.episode.roles import role_demonstrations, roles_of
 from milescli.rollout.rewards import label_checks
@@ -226,8 +226,8 @@ def kind_of_rows(recipe: Recipe) -> Kind:
     """Return which kind of rows the recipe's objective takes. Raises RecipeError if it takes
     groups."""
     name = recipe.train.objective
-    if name in OF_ROWS:
-        return "pairs" if name in OF_PAIRS else "chats"
+    if name in ROW_OBJECTIVES:
+        return "pairs" if name in PAIR_OBJECTIVES else "chats"
     takes = getattr(load_objective(name, recipe), "takes", "groups")
     if takes not in ("chats", "pairs"):
         raise RecipeError(

@@ -272,7 +272,7 @@ def without_speculation(recipe: Recipe) -> Recipe:
 
 def reward_path(recipe: Recipe) -> GivenModel | None:
     """Return the location of the reward model; None if the recipe uses none."""
-    if not recipe.asks_reward_model:
+    if not recipe.uses_reward_model:
         return None
     asked = recipe.rollout.reward_model
     assert asked.path is not None, "recipe.check lets no reward model without a path pass"
@@ -317,7 +317,7 @@ def teacher_paths(recipe: Recipe) -> list[GivenModel]:
     """Return the location of each teacher that the trainer's ranks hold."""
     return [
         GivenModel(what="teacher", key="train.distill.teachers", path=teacher.path or "")
-        for teacher in recipe.held_teachers
+        for teacher in recipe.local_teachers
     ]
 
 

@@ -32,7 +32,7 @@ from milescli.core.private import without_private
 from milescli.core.units import format_duration, format_time
 from milescli.insight.diagnoses.engines import longest_silence_s
 from milescli.insight.series import MOST
-from milescli.recipe.alerts import told_of
+from milescli.recipe.alerts import describe_alerts
 from milescli.recipe.machine import RunSettings
 from milescli.runtime.recording.listeners import EventLog
 from milescli.runtime.recovery.stops import BY_USER
@@ -57,7 +57,7 @@ def alerting(
 ) -> Iterator[None]:
     """Send the alerts of the attempt inside; at its end wait for them within a bound. One that is
     not delivered is a line in events.jsonl and a warning."""
-    if not told_of(settings):
+    if not describe_alerts(settings):
         yield
         return
     listener = Alerting(run, settings, bus=bus)

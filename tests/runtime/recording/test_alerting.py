@@ -23,7 +23,7 @@ from milescli.core.events import (
     RunEnded,
     VerdictGiven,
 )
-from milescli.recipe.alerts import told_of
+from milescli.recipe.alerts import describe_alerts
 from milescli.recipe.machine import RunSettings
 from milescli.runtime.inputs.checks_at_once import require_alerts
 from milescli.runtime.recording import alerting as room
@@ -206,7 +206,7 @@ def test_nobody_to_tell_is_no_listener(tmp_path: Path) -> None:
     rig.settings = RunSettings()
     before = len(rig.bus.listeners)
     rig.tell(ended("done"))
-    assert len(rig.bus.listeners) == before and not told_of(rig.settings)
+    assert len(rig.bus.listeners) == before and not describe_alerts(rig.settings)
 
 
 def test_a_run_that_falls_silent_is_an_alert_once(
@@ -268,4 +268,4 @@ def test_what_no_event_tells_of_is_refused(name: str, fix: str) -> None:
 
 def test_the_dry_run_says_who_is_told() -> None:
     settings = RunSettings(alerts=["$A_WEBHOOK", "cat x"], alerts_on=["end", "stall"])
-    assert told_of(settings) == "$A_WEBHOOK, cat, on end, stall"
+    assert describe_alerts(settings) == "$A_WEBHOOK, cat, on end, stall"
