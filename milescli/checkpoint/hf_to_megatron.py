@@ -41,7 +41,7 @@ from milescli.checkpoint.torch_dist.metadata import (
 from milescli.checkpoint.torch_dist.metadata import CONFIG_NAME as FORMAT_NAME
 from milescli.models import WeightTable
 from milescli.models.base import Entry
-from milescli.models.transforms import concatenate, same
+from milescli.models.transforms import concatenate, identity
 
 FILE_BYTES = 2**30
 """Largest file of the checkpoint, unless one entry is larger: an interruption loses at most one
@@ -151,7 +151,7 @@ def _pieces(
     source: Source, entry: Entry, target: torch.dtype, items: Sequence[Item]
 ) -> Iterator[Piece]:
     rule = entry.rule
-    if rule.unpack is None and (rule.fuse is same or rule.fuse is concatenate or rule.suffixes):
+    if rule.unpack is None and (rule.fuse is identity or rule.fuse is concatenate or rule.suffixes):
         # the parts are the disk tensors: one at a time
         for index, item in enumerate(items):
             yield _piece(item, _read(source, entry, index), target)

@@ -35,7 +35,7 @@ from milescli.models.adapter import (
     LoraShape,
     Place,
     adapter_table,
-    merged,
+    merge_weight,
     outer_module,
     pairs_of,
     peft_name,
@@ -239,7 +239,7 @@ def merge_into(
                     f"{[second.shape[0], first.shape[1]]}",
                     fix="--base DIR   # the model that the adapter was trained on",
                 )
-            tensor = merged(tensor, first, second, scaling=adapter.scaling(module))
+            tensor = merge_weight(tensor, first, second, scaling=adapter.scaling(module))
             left.discard(module)
         yield name, tensor
     if left:

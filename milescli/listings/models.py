@@ -13,7 +13,7 @@ from milescli.backends.sglang.launch.servable import is_served_on_cpu
 from milescli.core.errors import CheckpointError
 from milescli.core.files import read_json
 from milescli.models import costs
-from milescli.models.catalogue import STANDS_FOR, UNPROVEN, evidence
+from milescli.models.catalogue import RELEASES, UNPROVEN, evidence
 from milescli.recipe.model import Model
 from milescli.runtime.inputs.model_facts import facts_of_recipe
 
@@ -56,7 +56,7 @@ def families() -> list[FamilyRow]:
     """List every family that is known, in the order of the catalogue."""
     records = evidence()
     rows = []
-    for family, stands_for in STANDS_FOR.items():
+    for family, stands_for in RELEASES.items():
         known = records.get(family)
         rows.append(
             FamilyRow(

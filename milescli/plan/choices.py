@@ -184,7 +184,7 @@ def note_vision(facts: ModelFacts, log: Log) -> None:
     if vision is None:
         return
     lines = table(facts)
-    trained = lines.changing().num_vision_parameters
+    trained = lines.without_frozen_tower().num_vision_parameters
     how = {
         "frozen": "computed once a step for each image, and never published",
         "projector": f"{format_count(trained)} are trained and published, those of the projector",

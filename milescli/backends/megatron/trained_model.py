@@ -180,7 +180,7 @@ class TrainedModel(LoadedModel):
         if self.adapters is not None and not self.merges_adapter:
             return self.buckets()
         table = self.formats.table if self.formats else self.table
-        whole = self._whole_model(table if for_check else table.changing())
+        whole = self._whole_model(table if for_check else table.without_frozen_tower())
         if self.adapters is not None:
             (adapter,) = self.buckets()
             scaling = self.adapters.shape.scaling
@@ -207,7 +207,7 @@ class TrainedModel(LoadedModel):
             try:
                 self._shard_plans[key] = ShardPlan(
                     self.weights,
-                    table if for_check else table.changing(),
+                    table if for_check else table.without_frozen_tower(),
                     mesh=self.mesh,
                     bucket_bytes=self._bucket_bytes,
                     groups=groups,

@@ -14,7 +14,7 @@ import torch
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.engine_names import fused_names
 from milescli.models.facts import ModelFacts
-from milescli.models.transforms import concatenate, same
+from milescli.models.transforms import concatenate, identity
 
 _LAYER = re.compile(r"^decoder\.layers\.\d+\.")
 _EXPERT = re.compile(r"\.local_experts\.\d+\.")
@@ -76,7 +76,7 @@ def items_of(entry: Entry, table: WeightTable, *, stacked: bool) -> Iterator[Ite
     else:
         boxes = _boxes(entry, table, suffix="", start=0, shape=whole, whole=whole, stacked=stacked)
         yield Item(
-            entry=entry, part=0 if entry.rule.fuse is same else None, shape=whole, boxes=boxes
+            entry=entry, part=0 if entry.rule.fuse is identity else None, shape=whole, boxes=boxes
         )
 
 

@@ -229,12 +229,12 @@ def test_a_silence_is_measured_by_the_usual_step_and_evaluation() -> None:
         patch.setattr(room.time, "monotonic", lambda: now[0])
         silence = Silence()
         now[0] = 9000.0
-        assert silence.warning() is None, "nothing is usual yet"
+        assert silence.news() is None, "nothing is usual yet"
         silence.heard(step_done(1, 9, step_s=30.0))
         now[0] += 299.0
-        assert silence.warning() is None
+        assert silence.news() is None
         now[0] += 2.0
-        assert silence.warning() == 301.0 and silence.news() is None
+        assert silence.news() == 301.0 and silence.news() is None
         done = EvalDone(
             step=1,
             accuracy=0.5,
@@ -247,9 +247,9 @@ def test_a_silence_is_measured_by_the_usual_step_and_evaluation() -> None:
         silence.heard(done)
         silence.heard(PhaseStarted(phase="eval"))
         now[0] += 999.0
-        assert silence.warning() is None
+        assert silence.news() is None
         now[0] += 2.0
-        assert silence.warning() == 1001.0
+        assert silence.news() == 1001.0
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ from milescli.models.adapter import (
     A,
     B,
     LoraShape,
-    around_experts,
     checkpoint_key,
+    experts_module,
     is_shared,
     parts_of,
     read_shape,
@@ -82,12 +82,12 @@ class Adapters:
             if last != "weight" or not adapted:
                 continue
             if weight.entry.expert is not None:
-                around = by_module.get(around_experts(weight.entry.megatron), [])
+                around = by_module.get(experts_module(weight.entry.megatron), [])
                 leaves = {name.rsplit(".", 2)[1] for name in weight.entry.hf}
                 adapted = [*adapted, *(e for e in around if parts_of(e.megatron)[2] in leaves)]
             pair = _LayerPairs(
                 model.get_submodule(module_name),
-                model.get_submodule(around_experts(module_name)),
+                model.get_submodule(experts_module(module_name)),
                 weight,
                 adapted,
                 mesh=mesh,

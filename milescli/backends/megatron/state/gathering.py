@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state.weights import TIED_OUTPUT, LocalWeight
-from milescli.models.adapter import Place, merged, pairs_of
+from milescli.models.adapter import Place, merge_weight, pairs_of
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.plan.legal import stage_ends
@@ -68,7 +68,7 @@ def merged_buckets(
     places = {f"{module}.weight": pair for module, pair in pairs_of(table).items()}
     for bucket in buckets:
         yield [
-            (name, merged(tensor, *map(matrix, places[name]), scaling=scaling))
+            (name, merge_weight(tensor, *map(matrix, places[name]), scaling=scaling))
             if name in places
             else (name, tensor)
             for name, tensor in bucket
@@ -249,8 +249,8 @@ def _merge(
     for name, entry, whole in names:
         shape, dim = parts[name].shape, entry.rule.sharding.dim
         rows = gathered[:, offset : offset + shape.numel()]
-        merged = torch.cat([row.view(shape) for row in rows], dim=dim)
-        parts[name] = merged.narrow(dim, 0, whole[dim])
+        merge_weight = torch.cat([row.view(shape) for row in rows], dim=dim)
+        parts[name] = merge_weight.narrow(dim, 0, whole[dim])
         offset += shape.numel()
     return parts
 

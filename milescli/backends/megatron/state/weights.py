@@ -18,7 +18,7 @@ from milescli.backends.megatron.state.saving import release_state
 from milescli.checkpoint.source import Source, open_source
 from milescli.core.errors import CheckpointError
 from milescli.models.base import Entry, Sharding, WeightTable
-from milescli.models.engine_names import own_name
+from milescli.models.engine_names import megatron_name
 from milescli.models.mtp import require_mtp_weights
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
@@ -92,7 +92,7 @@ def _mark_cut(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
 
 
 def _global_name(name: str, *, first_layer: int, first_expert: int) -> str:
-    name = own_name(name)
+    name = megatron_name(name)
     name = _LAYER.sub(lambda match: f"decoder.layers.{int(match[1]) + first_layer}.", name)
     return _EXPERT.sub(lambda match: f".local_experts.{int(match[1]) + first_expert}.", name)
 
