@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from milescli.checkpoint.files import StreamFile, as_bytes, crc32_of
-from milescli.checkpoint.pipeline import bounded
+from milescli.checkpoint.pipeline import ranges_within
 from milescli.checkpoint.safetensors_file import TensorSpec, make_header
 from milescli.models import parse_facts, table
 
@@ -78,7 +78,7 @@ def make_model(folder: Path, config: dict[str, object]) -> int:
     ]
     shards = [
         [tensors[place] for place in within]
-        for within in bounded((spec.num_bytes for spec in tensors), limit=_SHARD)
+        for within in ranges_within((spec.num_bytes for spec in tensors), limit=_SHARD)
     ]
     generator = torch.Generator().manual_seed(0)
     largest = max(spec.num_bytes for spec in tensors)

@@ -24,7 +24,7 @@ import psutil
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.core.events import EventBus
-from milescli.core.imports import Origin, search_garbage_rarely
+from milescli.core.imports import Origin, run_gc_rarely
 from milescli.core.types import EngineAddress, Prompt, StopReason, VersionSpan, WeightVersion
 from milescli.data.file_prompts import FilePrompts
 from milescli.plan.collectors import ENGINES_PER_COLLECTOR
@@ -154,7 +154,7 @@ async def measure(
         Prompt(index=index, token_ids=[1] * 16, text="", label=str(index % 7))
         for index in range(steps * number)
     ]
-    search_garbage_rarely()
+    run_gc_rarely()
     collector = Collector(
         FilePrompts(prompts, seed=0, shuffle=False),
         None,  # type: ignore[arg-type]

@@ -33,9 +33,9 @@ from milescli.core.plug_points import CHANNELS
 from milescli.core.types import WeightVersion
 from milescli.core.units import MIB
 from milescli.models.scratch import make_model
-from milescli.plan.choices import SIZES
+from milescli.plan.choices import WEIGHT_BYTES
 from milescli.plan.memory import memory_of
-from milescli.plan.transport import OFFERED_IN, transfer
+from milescli.plan.transport import PIECE_LOCATIONS, transfer
 from milescli.recipe.model import ScratchModel
 from milescli.runtime.recovery.engines import Engines
 
@@ -97,7 +97,7 @@ async def publishes(
             seconds, peaks, sent = [], [], 0
             for number in range(num + 1):
                 await fleet.pause()
-                before = [forget_peak(pid) for pid in trainer.pids]
+                before = [reset_peak_memory(pid) for pid in trainer.pids]
                 started = time.perf_counter()
                 sent = await trainer.publish(WeightVersion(number + 1))
                 seconds.append(time.perf_counter() - started)
@@ -110,8 +110,8 @@ async def publishes(
                 memory_of(spec.recipe, spec.inputs.facts),
                 spec.plan.trainer,
                 spec.plan.engines,
-                size=SIZES[spec.plan.precision],
-                shared=channel in OFFERED_IN,
+                size=WEIGHT_BYTES[spec.plan.precision],
+                shared=channel in PIECE_LOCATIONS,
                 passed_on=channel != "store",
             ).sent
             return statistics.median(seconds[1:]), sent, predicted, max(peaks[1:]) / MIB
@@ -120,7 +120,7 @@ async def publishes(
             await session.resources.release()
 
 
-def forget_peak(pid: int) -> int:
+def reset_peak_memory(pid: int) -> int:
     """Let the kernel count the peak of a process anew; the bytes that it has now."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return _status(pid, "VmRSS:")

@@ -153,16 +153,16 @@ async def serve_miles(options: argparse.Namespace) -> None:
 
 def _items(folder: Path, stage: str) -> list[Any]:
     from milescli.core.types import Pair
-    from milescli.data.chat_masks import demonstration
+    from milescli.data.chat_masks import demonstration_trajectory
 
     rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
     if stage in FROM_TEXTS:
-        return [demonstration(prompt, chosen) for prompt, chosen, _ in rows]
+        return [demonstration_trajectory(prompt, chosen) for prompt, chosen, _ in rows]
     return [
         Pair(
             index=index,
-            chosen=demonstration(prompt, chosen),
-            rejected=demonstration(prompt, rejected),
+            chosen=demonstration_trajectory(prompt, chosen),
+            rejected=demonstration_trajectory(prompt, rejected),
         )
         for index, (prompt, chosen, rejected) in enumerate(rows)
     ]

@@ -2,12 +2,12 @@
 
 import sys
 
-from milescli.core.imports import search_garbage_rarely
+from milescli.core.imports import run_gc_rarely
 
 
 def main() -> int:
     """Run the command line of this process; returns the exit code."""
-    search_garbage_rarely()  # before the verbs, torch and Ray are imported
+    run_gc_rarely()  # before the verbs, torch and Ray are imported
     from milescli.commands.app import main as run
 
     return run()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def peak_bytes() -> int:
-    """Return the most that this process was resident with, since it began or `forget_peak`.
+    """Return the most that this process was resident with, since it began or `reset_peak_memory`.
     (Python's `ru_maxrss` also counts what its parent had when it started it.)"""
     return _held("VmHWM")
 
@@ -17,7 +17,7 @@ def resident_bytes() -> int:
     return _held("VmRSS")
 
 
-def forget_peak() -> None:
+def reset_peak_memory() -> None:
     """Count the peak from here on."""
     Path("/proc/self/clear_refs").write_text("5")
 

@@ -13,7 +13,7 @@ import typer
 
 from milescli.commands.app import app
 from milescli.recipe.keys import keys, sections
-from milescli.recipe.layers import readable
+from milescli.recipe.layers import readable_keys
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -77,7 +77,7 @@ def _flags() -> dict[str, set[str]]:
 
 @cache
 def _keys() -> set[str]:
-    return {*readable(), *sections(), *keys()}
+    return {*readable_keys(), *sections(), *keys()}
 
 
 def _unknown_keys(piece: str) -> list[str]:

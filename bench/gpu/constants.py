@@ -18,7 +18,7 @@ Figures = Mapping[tuple[str, str], Record]
 
 
 def constants_of(records: Figures) -> dict[str, float]:
-    """Names of `milescli.plan.devices.Reached` -> values."""
+    """Names of `milescli.plan.devices.Efficiency` -> values."""
     found: dict[str, float | None] = {
         "train_share": _share(_figure(records, *TRAINED)),
         "expert_share": _share(_figure(records, *EXPERTS)),

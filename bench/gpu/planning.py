@@ -6,7 +6,7 @@ from __future__ import annotations
 from checks import Visit
 
 from milescli.models.base import WeightTable
-from milescli.plan.devices import reached, spec_of
+from milescli.plan.devices import efficiency_of, spec_of
 from milescli.plan.memory import memory_model
 from milescli.plan.time import TimeModel, Work
 from milescli.platform.probe import probe
@@ -23,7 +23,7 @@ def time_model(weights: WeightTable) -> TimeModel:
         memory=memory_model(weights.facts),
         device=sheet,
         devices_per_node=1,
-        reached=reached(sheet.name),
+        efficiency=efficiency_of(sheet.name),
     )
 
 

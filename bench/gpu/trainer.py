@@ -16,7 +16,7 @@ import torch
 
 from milescli.backends.megatron.worker import TrainerRank
 from milescli.core.types import Group, Prompt, Sample, StopReason, Trajectory
-from milescli.data.chat_masks import demonstration
+from milescli.data.chat_masks import demonstration_trajectory
 from milescli.doctor.tiny_trainer import start_rank
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
@@ -71,7 +71,7 @@ def make_shard(
     """Random tokens in sequences of these lengths; the first quarter of each is the prompt."""
     rng = np.random.default_rng(seed)
     trajectories = [
-        demonstration(
+        demonstration_trajectory(
             rng.integers(0, vocab_size, length // 4).tolist(),
             rng.integers(0, vocab_size, length - length // 4).tolist(),
         )

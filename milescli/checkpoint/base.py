@@ -10,9 +10,9 @@ from pathlib import Path
 
 MANIFEST_NAME = "manifest.json"
 """Its presence means that the folder is complete."""
-CHECKPOINT = "release"
+CHECKPOINT_PART = "release"
 """Folder of the tensors within a converted model."""
-CARRIED = "hf"
+CARRIED_PART = "hf"
 """Folder, within a converted model, of everything that Megatron does not store: config.json,
 tokenizer, tensors that are passed through."""
 CRITIC_PART = "critic"
@@ -31,7 +31,7 @@ TRACKER_NAME = "latest_checkpointed_iteration.txt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointManifest:
-    """Holds what `resume` needs besides the tensors to continue as if nothing had happened."""
+    """Holds what `resume` needs besides the tensors to continue exactly where the run stopped."""
 
     format: str
     """torch_dist"""
@@ -63,12 +63,13 @@ class CheckpointManifest:
     """The run's recipe.yaml, from which a lost one is restored; empty in checkpoints of older
     versions."""
     objective: dict[str, float] = field(default_factory=dict)
-    """State that the objective keeps from step to step, by its names for it."""
+    """State of the objective, by its own names."""
     curriculum: dict[str, list[float]] = field(default_factory=dict)
     """Results of each prompt that was tried, by its index: mean reward when it was last sampled,
     and the number of times."""
     taken: list[int] = field(default_factory=list)
-    """Positions after `prompt_position` of prompts that steps have taken (`rollout.order=done`)."""
+    """Positions after `prompt_position` whose prompts were already used in steps
+    (`rollout.order=done`)."""
     warmup_steps: int | None = None
     """Number of completed warm-up steps, if the run was stopped before its first step. None: the
     state is that of `step`."""
@@ -82,6 +83,6 @@ def checksum_of(record: dict[str, object]) -> str:
 
 def is_converted(folder: Path) -> bool:
     """Return True if `miles convert hf-to-megatron` wrote the folder."""
-    return (folder / CHECKPOINT / METADATA_NAME).is_file() and (
-        folder / CARRIED / "config.json"
+    return (folder / CHECKPOINT_PART / METADATA_NAME).is_file() and (
+        folder / CARRIED_PART / "config.json"
     ).is_file()

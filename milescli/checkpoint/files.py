@@ -1,5 +1,5 @@
-"""Writes and reads large files as a stream, bypassing the page cache if the file system allows it,
-with checksums. Knows nothing of tensor formats. Called by the writers of this room."""
+"""Writes and reads large files as streams, bypassing the page cache if the file system allows it,
+with checksums. Knows nothing of tensor formats. Called by the writers of this package."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _COLUMNS_STEP = 32 * 2**20
 
 
 class StreamFile:
-    """Writes a file once, from the first byte to the last. Bypasses the page cache where possible:
-    a terabyte that streams through it would evict everything else, and take longer. A context
+    """Writes a file once, from the first byte to the last. Bypasses the page cache if possible: a
+    terabyte that streams through it would evict everything else, and take longer. A context
     manager; `close` makes the file durable."""
 
     def __init__(self, path: Path) -> None:
@@ -91,12 +91,12 @@ class StreamFile:
             except OSError as error:
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
-                self._leave_direct()
+                self._disable_direct()
         self._used = 0
 
-    def _leave_direct(self) -> None:
-        """Clear the flag for direct output: the file system accepted it but refuses the write (some
-        network and overlay file systems do)."""
+    def _disable_direct(self) -> None:
+        """Turn direct output off: some network and overlay file systems accept it when a file is
+        opened, but refuse the write."""
         import fcntl
 
         self._direct = False
@@ -104,8 +104,8 @@ class StreamFile:
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~getattr(os, "O_DIRECT", 0))
 
     def close(self) -> None:
-        """Write the buffered rest and make the file durable. The last block is padded for the disk
-        and truncated again."""
+        """Write the rest of the buffer and make the file durable. The last block is padded for the
+        disk; the file is then truncated to its real length."""
         if self._file < 0:
             return
         try:
@@ -125,9 +125,9 @@ class StreamFile:
             del self._stage, self._memory
 
 
-def read_exactly(file: int, out: torch.Tensor, *, offset: int, forget: bool) -> None:
-    """Fill `out` [bytes] uint8, contiguous, from `offset` of an open file. With `forget`, drop its
-    pages from the cache. Raises EOFError if the file is too short."""
+def read_exactly(file: int, out: torch.Tensor, *, offset: int, drop_cache: bool) -> None:
+    """Fill `out` [bytes] uint8, contiguous, from `offset` of an open file. `drop_cache`: drop the
+    pages that were read from the cache. Raises EOFError if the file is too short."""
     view = memoryview(out.numpy())
     done = 0
     while done < len(view):
@@ -136,7 +136,7 @@ def read_exactly(file: int, out: torch.Tensor, *, offset: int, forget: bool) -> 
         if count == 0:
             raise EOFError(f"the file ends {len(view) - done} bytes early")
         done += count
-    if forget and hasattr(os, "posix_fadvise"):
+    if drop_cache and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, offset, len(view), os.POSIX_FADV_DONTNEED)
 
 
@@ -147,11 +147,11 @@ def read_region(
     ranges: Sequence[tuple[int, int]],
     out: torch.Tensor,
     *,
-    forget: bool,
+    drop_cache: bool,
 ) -> None:
-    """Fill `out`, contiguous, with [start:end along every dim] of a tensor of `shape` and out's
-    dtype, whose elements lie in order from byte `begin`. Reads bytes outside the region only if
-    that is faster. Raises EOFError, OSError."""
+    """Fill `out`, contiguous, with the region [start:end along every dim] of a tensor of `shape`
+    and of `out`'s dtype, whose elements lie in order from byte `begin`. Reads bytes outside the
+    region only if that is faster. Raises EOFError, OSError."""
     if not out.numel():
         return
     # leading dims of one index, then one dim that is cut, then dims that are whole
@@ -165,7 +165,7 @@ def read_region(
         for (start, _), length in zip(ranges[: cut + 1], shape[: cut + 1], strict=True):
             offset = offset * length + start
         offset *= math.prod(shape[cut + 1 :]) * element
-        read_exactly(file, as_bytes(out), offset=begin + offset, forget=forget)
+        read_exactly(file, as_bytes(out), offset=begin + offset, drop_cache=drop_cache)
         return
     # columns of rows: whole rows are read, a few at a time
     row_bytes = math.prod(shape[1:]) * element
@@ -175,7 +175,7 @@ def read_region(
     for row in range(start, end, step):
         last = min(row + step, end)
         rows = torch.empty((last - row, *shape[1:]), dtype=out.dtype)
-        read_exactly(file, as_bytes(rows), offset=begin + row * row_bytes, forget=forget)
+        read_exactly(file, as_bytes(rows), offset=begin + row * row_bytes, drop_cache=drop_cache)
         out[row - start : last - start].copy_(rows[(slice(None), *inside)])
 
 
@@ -201,14 +201,14 @@ def crc32_of_file(
             os.posix_fadvise(file, start, end - start, os.POSIX_FADV_DONTNEED)
         for offset in range(start, end, step):
             part = buffer[: min(step, end - offset)]
-            read_exactly(file, part, offset=offset, forget=True)
+            read_exactly(file, part, offset=offset, drop_cache=True)
             crc32 = crc32_of(part, crc32)
     finally:
         os.close(file)
     return crc32
 
 
-def _times(matrix: list[int], vector: int) -> int:
+def _apply(matrix: list[int], vector: int) -> int:
     product = 0
     for row in matrix:
         if not vector:
@@ -219,28 +219,28 @@ def _times(matrix: list[int], vector: int) -> int:
     return product
 
 
-def _squared(matrix: list[int]) -> list[int]:
-    return [_times(matrix, row) for row in matrix]
+def _square(matrix: list[int]) -> list[int]:
+    return [_apply(matrix, row) for row in matrix]
 
 
 @lru_cache(maxsize=1)
-def _powers() -> list[list[int]]:
+def _zero_byte_operators() -> list[list[int]]:
     """Return operators that append 1, 2, 4, ... zero bytes to a CRC-32 (Mark Adler's method, as in
     zlib's crc32_combine)."""
     bit = [0xEDB88320, *(1 << place for place in range(31))]
-    operators = [_squared(_squared(_squared(bit)))]
+    operators = [_square(_square(_square(bit)))]
     for _ in range(47):
-        operators.append(_squared(operators[-1]))
+        operators.append(_square(operators[-1]))
     return operators
 
 
 def crc32_combine(first: int, second: int, length: int) -> int:
     """Return the CRC-32 of two concatenated strings, given that of each and the `length` of the
     second."""
-    for power in _powers():
+    for power in _zero_byte_operators():
         if not length:
             break
         if length & 1:
-            first = _times(power, first)
+            first = _apply(power, first)
         length >>= 1
     return first ^ second

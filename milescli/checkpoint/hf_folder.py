@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self
 
 from safetensors.torch import save_file
 
-from milescli.checkpoint.safetensors_file import FETCH_AGAIN, SafetensorsFile, Stored
-from milescli.checkpoint.weight_files import INDEX_NAME, file_names, one_place
+from milescli.checkpoint.safetensors_file import DOWNLOAD_AGAIN, SafetensorsFile, TensorLocation
+from milescli.checkpoint.weight_files import INDEX_NAME, file_by_tensor, weight_file_names
 from milescli.core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SINGLE_NAME = "model.safetensors"
 
 
-class ByRegion(ABC):
+class RegionReader(ABC):
     """Reads whole tensors, ranges and rows with the subclass's `read_region`. A context manager."""
 
     @abstractmethod
@@ -51,8 +51,8 @@ class ByRegion(ABC):
         return self
 
 
-class HfReader(ByRegion):
-    """Reads the tensors of one folder on demand, and only the requested part. A context manager."""
+class HfReader(RegionReader):
+    """Reads tensors of one folder on demand, and only the requested part. A context manager."""
 
     def __init__(self, folder: Path) -> None:
         """Open the files. Raises CheckpointError if the folder has no safetensors, a file is
@@ -60,10 +60,10 @@ class HfReader(ByRegion):
         self.folder = folder
         self._files: dict[str, SafetensorsFile] = {}
         try:
-            names, index = file_names(folder)
+            names, index = weight_file_names(folder)
             for name in names:
                 self._files[name] = SafetensorsFile(folder / name)
-            self._where = one_place(folder, self._files, index)
+            self._where = file_by_tensor(folder, self._files, index)
         except BaseException:
             self.__exit__()
             raise
@@ -80,37 +80,37 @@ class HfReader(ByRegion):
         """Map the name of each file to the open file, in order."""
         return self._files
 
-    def read_once(self) -> None:
-        """Drop everything that is read from now on from the page cache, because the folder is read
+    def drop_cached_pages(self) -> None:
+        """Drop everything that is read from now on from the page cache, since the folder is read
         only once."""
         for file in self._files.values():
-            file.drops_behind = True
+            file.drops_cache = True
 
     def names(self) -> list[str]:
         """Return the names of all tensors of the folder."""
         return sorted(self._where)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored(name).shape
+        return self._location(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the stored dtype of a tensor."""
-        return self._stored(name).torch_dtype
+        return self._location(name).torch_dtype
 
     def is_real(self, name: str) -> bool:
         """Return True if the tensor holds real numbers."""
-        return self._stored(name).is_real
+        return self._location(name).is_real
 
     def read_region(self, name: str, *ranges: tuple[int, int]) -> torch.Tensor:
-        self._stored(name)
+        self._location(name)
         return self._files[self._where[name]].read(name, ranges)
 
-    def _stored(self, name: str) -> Stored:
+    def _location(self, name: str) -> TensorLocation:
         if name not in self._where:
             raise CheckpointError(
                 f"`{self.folder}` lacks the weight `{name}`",
                 why="config.json says that the model has this weight",
-                fix=FETCH_AGAIN,
+                fix=DOWNLOAD_AGAIN,
             )
         return self._files[self._where[name]].tensors[name]
 
@@ -156,8 +156,8 @@ def shard_files(
     may_end: Callable[[Iterable[str]], bool] = lambda names: True,
 ) -> Iterator[ShardFile]:
     """Write `tensors` in the given order, in files of at most `max_shard_bytes`, and yield each
-    when it is complete. `may_end` says whether a file with these names may end there; a file may
-    become larger until it does. Holds one shard in memory at a time."""
+    file when it is complete. `may_end` returns whether a file with these names may end there; until
+    it does, a file may grow larger. Holds one shard in memory at a time."""
     number = size = 0
     pending: dict[str, torch.Tensor] = {}
 

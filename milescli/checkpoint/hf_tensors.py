@@ -1,5 +1,5 @@
 """Makes the tensors of a Hugging Face folder, by their names there, from a `torch_dist` checkpoint
-or from the folder from which it was converted. Called by `megatron_to_hf`."""
+and from the folder from which it was converted. Called by `megatron_to_hf`."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class HfTensors:
 
     def stored_dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor in the checkpoint."""
-        return self._weights.dtype(self.units[self._own(name)][0])
+        return self._weights.dtype(self.units[self._checkpoint_name(name)][0])
 
-    def _own(self, name: str) -> str:
+    def _checkpoint_name(self, name: str) -> str:
         return self._embedding if name in self._tied else name
 
     def spec(self, name: str, *, dtype: torch.dtype | None, recorded: str | None) -> TensorSpec:
@@ -64,12 +64,12 @@ class HfTensors:
                     "from",
                 )
             return TensorSpec(name=name, dtype=self._base.dtype(name), shape=self._base.shape(name))
-        entry = self.units[self._own(name)][0]
+        entry = self.units[self._checkpoint_name(name)][0]
         stored = self._weights.dtype(entry)
         target = stored if recorded is None else torch_dtype(recorded)
         if dtype is not None and stored.is_floating_point and not entry.rule.float32:
             target = dtype
-        return TensorSpec(name=name, dtype=target, shape=self._shapes[self._own(name)])
+        return TensorSpec(name=name, dtype=target, shape=self._shapes[self._checkpoint_name(name)])
 
     def keys(self) -> set[str]:
         """Return the keys of the checkpoint that will be read."""
@@ -81,12 +81,12 @@ class HfTensors:
         return keys
 
     def pieces(self, spec: TensorSpec) -> Iterator[Piece]:
-        """Yield the tensor whole, or row by row."""
+        """Yield the tensor, whole or row by row."""
         if self.is_carried(spec.name):
             assert self._base is not None
             yield Piece(name=spec.name, tensor=self._base.read(spec.name))
             return
-        name = self._own(spec.name)
+        name = self._checkpoint_name(spec.name)
         for entry in self.units[name]:
             whole = len(entry.hf) == 1
             tensor = self._weights.disk(entry)[0] if whole else self._take(entry, name)
@@ -98,8 +98,8 @@ class HfTensors:
             yield Piece(name=shown, tensor=tensor)
 
     def _take(self, entry: Entry, name: str) -> torch.Tensor:
-        """Return one of an entry's tensors; the others wait for their turn, if they are small
-        enough."""
+        """Return one of an entry's tensors; cache the others, if they are small enough, until they
+        are requested."""
         cached = self._cache.pop(entry.megatron, None)
         if cached is None or name not in cached:
             cached = dict(zip(entry.hf, self._weights.disk(entry), strict=True))

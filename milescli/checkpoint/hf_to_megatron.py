@@ -1,5 +1,5 @@
 """Converts a Hugging Face folder to the files of a `torch_dist` checkpoint: the plan, and the
-tensors as they stream. Prints nothing, and knows neither hub nor terminal; `conversion` does."""
+tensors as they stream. Prints nothing, and uses neither hub nor terminal; `conversion` does."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ from pathlib import Path
 
 import torch
 
-from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, RECORD_NAME, TRACKER_NAME
+from milescli.checkpoint.base import (
+    CARRIED_PART,
+    CHECKPOINT_PART,
+    METADATA_NAME,
+    RECORD_NAME,
+    TRACKER_NAME,
+)
 from milescli.checkpoint.hf_folder import HfReader
-from milescli.checkpoint.matching import Matched, match
-from milescli.checkpoint.pipeline import Piece, PlannedFile, bounded
+from milescli.checkpoint.matching import FolderMatch, match
+from milescli.checkpoint.pipeline import Piece, PlannedFile, ranges_within
 from milescli.checkpoint.record import (
     PASSTHROUGH_PREFIX,
-    carry_over,
+    copy_non_weights,
     record_of,
     write_plain_config,
 )
 from milescli.checkpoint.safetensors_file import TensorSpec, make_header
 from milescli.checkpoint.source import Source, require_finite
 from milescli.checkpoint.torch_dist.framing import framing_sizes, make_framing
-from milescli.checkpoint.torch_dist.keys import Item, can_stack, incomplete, items_of
+from milescli.checkpoint.torch_dist.keys import Item, can_stack, find_gap, items_of
 from milescli.checkpoint.torch_dist.metadata import (
     COMMON_NAME,
-    Placed,
+    StoredItem,
     make_common,
     make_config,
     make_extra_state,
@@ -35,7 +41,7 @@ from milescli.checkpoint.torch_dist.metadata import (
 from milescli.checkpoint.torch_dist.metadata import CONFIG_NAME as FORMAT_NAME
 from milescli.models import WeightTable
 from milescli.models.base import Entry
-from milescli.models.transforms import concatenate, same
+from milescli.models.transforms import concatenate, identity
 
 FILE_BYTES = 2**30
 """Largest file of the checkpoint, unless one entry is larger: an interruption loses at most one
@@ -44,11 +50,11 @@ file."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronPlan:
-    """Lists every file of the checkpoint, decided from headers alone."""
+    """Lists every file of the checkpoint. Made from headers alone."""
 
     source: Source
-    matched: Matched
-    placed: tuple[Placed, ...]
+    matched: FolderMatch
+    placed: tuple[StoredItem, ...]
     """Every item, in order."""
     files: tuple[PlannedFile, ...]
     """Files of the checkpoint, then those of passed-through tensors."""
@@ -65,27 +71,27 @@ class MegatronPlan:
                 keys.setdefault(name, {})[place.item.boxes[0].key] = None
         return {name: list(own) for name, own in keys.items()}
 
-    def write_rest(self, folder: Path) -> None:
+    def write_small_files(self, folder: Path) -> None:
         """Write the small files next to the planned ones: those that make the tensors a checkpoint,
         and those that Megatron does not store."""
-        tensors, carried = folder / CHECKPOINT, folder / CARRIED
+        tensors, carried = folder / CHECKPOINT_PART, folder / CARRIED_PART
         state, name = make_extra_state(), f"__0_{len(self.files)}.distcp"
         (tensors / name).write_bytes(state)
         metadata = make_metadata(self.placed, empty=(name, len(state)))
         (tensors / METADATA_NAME).write_bytes(metadata)
         (tensors / COMMON_NAME).write_bytes(make_common())
         (tensors / FORMAT_NAME).write_bytes(make_config())
-        carry_over(self.source.folder, carried)
+        copy_non_weights(self.source.folder, carried)
         write_plain_config(carried, dtype=None)
         (carried / RECORD_NAME).write_text(self.record, encoding="utf-8")
-        (folder / TRACKER_NAME).write_text(CHECKPOINT, encoding="utf-8")
+        (folder / TRACKER_NAME).write_text(CHECKPOINT_PART, encoding="utf-8")
 
 
 def plan_megatron(
     source: Source, table: WeightTable, *, dtype: torch.dtype | None, file_bytes: int = FILE_BYTES
 ) -> MegatronPlan:
-    """Decide the content of every file. `dtype` applies to all floating-point weights; None keeps
-    theirs. Raises CheckpointError if the folder contradicts its config.json."""
+    """Plan the content of every file. `dtype`: of all floating-point weights; None keeps theirs.
+    Raises CheckpointError if the folder contradicts its config.json."""
     matched = match(source, table)
     stacked = can_stack(matched.table)
     by_entry: list[tuple[Entry, torch.dtype, tuple[Item, ...]]] = []
@@ -97,25 +103,25 @@ def plan_megatron(
             else own_dtype
         )
         by_entry.append((entry, target, tuple(items_of(entry, matched.table, stacked=stacked))))
-    wrong = incomplete(box for _, _, items in by_entry for item in items for box in item.boxes)
+    wrong = find_gap(box for _, _, items in by_entry for item in items for box in item.boxes)
     assert wrong is None, wrong
     sizes = [
         sum(framing_sizes(target, item.frame_shapes)[1] for item in items)
         for _, target, items in by_entry
     ]
-    placed: list[Placed] = []
+    placed: list[StoredItem] = []
     files: list[PlannedFile] = []
-    for number, within in enumerate(bounded(sizes, limit=file_bytes)):
+    for number, within in enumerate(ranges_within(sizes, limit=file_bytes)):
         name = f"__0_{number}.distcp"
         offset = 0
         for _, target, items in (by_entry[place] for place in within):
             for item in items:
-                placed.append(Placed(item=item, dtype=target, file=name, offset=offset))
+                placed.append(StoredItem(item=item, dtype=target, file=name, offset=offset))
                 offset += placed[-1].num_bytes
         chosen = [by_entry[place] for place in within]
         files.append(
             PlannedFile(
-                name=f"{CHECKPOINT}/{name}",
+                name=f"{CHECKPOINT_PART}/{name}",
                 size_bytes=offset,
                 make=partial(_pieces_of, source, chosen),
             )
@@ -145,7 +151,7 @@ def _pieces(
     source: Source, entry: Entry, target: torch.dtype, items: Sequence[Item]
 ) -> Iterator[Piece]:
     rule = entry.rule
-    if rule.unpack is None and (rule.fuse is same or rule.fuse is concatenate or rule.suffixes):
+    if rule.unpack is None and (rule.fuse is identity or rule.fuse is concatenate or rule.suffixes):
         # the parts are the disk tensors: one at a time
         for index, item in enumerate(items):
             yield _piece(item, _read(source, entry, index), target)
@@ -187,9 +193,11 @@ def _passthrough_files(
         TensorSpec(name=name, dtype=source.dtype(name), shape=source.shape(name)) for name in names
     ]
     files = []
-    for number, within in enumerate(bounded((spec.num_bytes for spec in specs), limit=file_bytes)):
+    for number, within in enumerate(
+        ranges_within((spec.num_bytes for spec in specs), limit=file_bytes)
+    ):
         chosen = [specs[place] for place in within]
-        name = f"{CARRIED}/{PASSTHROUGH_PREFIX}-{number:05d}.safetensors"
+        name = f"{CARRIED_PART}/{PASSTHROUGH_PREFIX}-{number:05d}.safetensors"
         files.append(safetensors_file(name, chosen, partial(_raw, source, chosen)))
     return files
 

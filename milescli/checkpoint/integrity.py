@@ -38,15 +38,15 @@ def sha256_of_files(
 def changed_file(
     folder: Path, sha256: Mapping[str, str], *, progress: Callable[[int], None] | None = None
 ) -> tuple[str, str] | None:
-    """Return (name, current SHA-256) of the first file that differs from `sha256`, or None.
-    `progress` works as in `sha256_of_files`. Raises OSError."""
+    """Return (name, current SHA-256) of the first file whose hash differs from `sha256`; None if
+    there is none. `progress` works as in `sha256_of_files`. Raises OSError."""
     now = sha256_of_files(folder, sha256, progress=progress)
     return next(((name, now[name]) for name in sha256 if now[name] != sha256[name]), None)
 
 
 def sync_tree(folder: Path) -> None:
-    """Make all files below `folder`, their names, its own and its parent's durable, innermost
-    first: a name that survives a power cut then has its bytes."""
+    """Make all files below `folder` durable, then their names, its own and its parent's, innermost
+    first: after a power cut, every name that exists has its bytes."""
     for path, _, files in os.walk(folder, topdown=False):
         for name in files:
             sync(Path(path) / name)

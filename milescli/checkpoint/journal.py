@@ -1,5 +1,5 @@
 """Assembles a folder that gets its name only when it is complete. Until then it grows next to the
-target, with a journal of finished files, so that an interrupted conversion continues. Finished
+target, with a journal of finished files, so that an interrupted conversion can continue. Finished
 files are never discarded silently. Called by `conversion`. Also writes files of records that each
 have a checksum."""
 
@@ -41,10 +41,10 @@ class FinishedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """Holds what an earlier attempt left in a part folder."""
+    """Describes what an earlier attempt left in a part folder."""
 
     fingerprint: str | None = None
-    """Fingerprint of what it wrote; None if it was interrupted before recording it."""
+    """Fingerprint of the content that it wrote; None if it was interrupted before recording it."""
     command: str | None = None
     """Command that the user typed."""
     cwd: str | None = None
@@ -66,7 +66,7 @@ class Journal:
         return f"cd {shlex.quote(str(self.cwd))} && {self.command}"
 
 
-def part_of(target: Path) -> Path:
+def part_folder_of(target: Path) -> Path:
     """Return the folder in which `target` is assembled."""
     return target.with_name(f".{target.name}.part")
 
@@ -109,8 +109,8 @@ def _records(text: str) -> Iterator[dict[str, object]]:
 
 class PartFolder:
     """Manages `.NAME.part` next to the target. A context manager; one process at a time. If it ends
-    without `complete` or `discard`, the folder stays, and the next one with the same `fingerprint`
-    continues it."""
+    without `complete` or `discard`, the folder stays, and the next PartFolder with the same
+    `fingerprint` continues it."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class PartFolder:
         does. `read_back`: a file is finished only after it was read and compared. Raises
         CheckpointError if the target exists."""
         require_free(target)
-        self.target, self.path, self.command = target, part_of(target), command
+        self.target, self.path, self.command = target, part_folder_of(target), command
         self.read_back = read_back
         self.finished: dict[str, FinishedFile] = {}
         """By name: what an earlier attempt left, and what was finished since."""
@@ -188,7 +188,7 @@ class PartFolder:
         )
 
     def _refusal(self, journal: Journal) -> CheckpointError:
-        """Return the error for finished work of another conversion, which is not deleted
+        """Return the error for finished files of another conversion, which are not deleted
         silently."""
         remove = f"rm -r {shlex.quote(str(self.path))}   # throws it away; then once more"
         if not journal.finished:
@@ -232,7 +232,7 @@ class PartFolder:
         """Return the bytes of all finished files."""
         return sum(file.size_bytes for file in self.finished.values())
 
-    def finish_file(self, file: FinishedFile) -> None:
+    def record_finished(self, file: FinishedFile) -> None:
         """Record a finished file durably."""
         self.finished[file.name] = file
         self._append(asdict(file))
@@ -283,7 +283,7 @@ _CHUNK = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RecordLocation:
     """Locates a record in a file."""
 
     path: Path
@@ -293,8 +293,8 @@ class Place:
 
 
 class RecordWriter:
-    """Appends to a file that only its owner can read, and that always ends after a complete record
-    unless its writer is killed."""
+    """Appends records to a file that only its owner can read. Unless its writer is killed, the file
+    always ends after a complete record."""
 
     def __init__(self, path: Path) -> None:
         """Create the file, which must not exist. Raises OSError."""
@@ -304,9 +304,9 @@ class RecordWriter:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
 
     def append(self, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
-        """Append a record. Raises OSError if the disk does not accept all of it; then the file does
-        not change."""
-        pieces = framed(json.dumps(head, separators=(",", ":")).encode(), parts)
+        """Append a record. Raises OSError if the disk does not accept all of it; the file is then
+        unchanged."""
+        pieces = frame_record(json.dumps(head, separators=(",", ":")).encode(), parts)
         try:
             for piece in pieces:
                 rest = memoryview(piece)
@@ -327,8 +327,8 @@ class RecordWriter:
             os.close(self._file)
 
 
-def framed(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
-    """Return the pieces of one record in order."""
+def frame_record(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
+    """Return the pieces of one record in order: frame, head, and parts of the body."""
     body_size = sum(map(len, parts))
     crc = zlib.crc32(head, zlib.crc32(struct.pack("<IQ", len(head), body_size)))
     for part in parts:
@@ -336,19 +336,19 @@ def framed(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
     return [_FRAME.pack(_MARK, crc, len(head), body_size), head, *parts]
 
 
-def whole_records(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Yield each record's place and head in order, up to the first torn or altered record. Bodies
-    are checked without being kept. Raises OSError."""
+def intact_records(path: Path) -> Iterator[tuple[RecordLocation, dict[str, Any]]]:
+    """Yield (location, head) of each record in order, up to the first torn or altered one. Checks
+    bodies without keeping them. Raises OSError."""
     with open_regular(path) as file:
         left = os.fstat(file.fileno()).st_size
         while (record := _next(file, left)) is not None:
             head, size = record
-            yield Place(path=path, offset=file.tell() - size, size=size), head
+            yield RecordLocation(path=path, offset=file.tell() - size, size=size), head
             left -= size
 
 
-def read_record(place: Place) -> tuple[dict[str, Any], bytes]:
-    """Read (head, body). Raises OSError, also if the record has changed since."""
+def read_record(place: RecordLocation) -> tuple[dict[str, Any], bytes]:
+    """Return (head, body) of a record. Raises OSError, also if the record has changed since."""
     with open_regular(place.path) as file:
         file.seek(place.offset)
         body: list[bytes] = []
@@ -358,8 +358,9 @@ def read_record(place: Place) -> tuple[dict[str, Any], bytes]:
     return record[0], b"".join(body)
 
 
-def keep_only(path: Path, places: Sequence[Place]) -> None:
-    """Remove all other records; the file has its old content or the new one. Raises OSError."""
+def retain_records(path: Path, places: Sequence[RecordLocation]) -> None:
+    """Rewrite the file with only these records. If interrupted, the file has its old content or the
+    new one. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     with open_regular(path) as file, part.open("wb") as out:
         os.fchmod(out.fileno(), 0o600)

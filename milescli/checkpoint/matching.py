@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 
     from milescli.checkpoint.source import Source
 
-_FETCH_AGAIN = "fetch the model again"
+_DOWNLOAD_AGAIN = "fetch the model again"
 _OUTPUT = "lm_head.weight"
 _EMBEDDING = "embedding.word_embeddings.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
-    """Assigns each tensor of the folder to its use."""
+class FolderMatch:
+    """Assigns each tensor of a folder to its use."""
 
     table: WeightTable
-    """Adapted to the forms in the folder, without MTP layers that it lacks."""
+    """The weight table, in the forms in which the folder stores tensors, without MTP layers that it
+    lacks."""
     passthrough: tuple[str, ...]
     """Tensors that are copied, as Megatron does not store them."""
     ignored: tuple[str, ...]
@@ -43,7 +44,7 @@ class Matched:
 
     def dtype(self, entry: Entry, source: Source) -> torch.dtype:
         """Return the dtype of an entry's Megatron tensor: the widest of its disk tensors, so that
-        nothing is rounded."""
+        none is rounded."""
         import torch
 
         widest = source.dtype(entry.hf[0])
@@ -57,7 +58,7 @@ class Matched:
         return len(self.table.hf_shapes()) + len(self.passthrough) + (self.tied_copy is not None)
 
 
-def match(source: Source, table: WeightTable) -> Matched:
+def match(source: Source, table: WeightTable) -> FolderMatch:
     """Match the folder's tensors with the table. Raises CheckpointError for a tensor that is
     missing, left over or misshapen, and for a tied output layer that differs from the embedding."""
     names = source.names()
@@ -69,14 +70,14 @@ def match(source: Source, table: WeightTable) -> Matched:
     there = set(names)
     missing = [name for name in wanted if name not in there]
     if missing:
-        raise _missing(source.folder, missing, names, table=table)
+        raise _missing_error(source.folder, missing, names, table=table)
     for name, shape in wanted.items():
         if (stored := source.shape(name)) != shape:
             raise CheckpointError(
                 f"`{source.folder}`: weights and config.json do not match",
                 why=f"`{name}` has shape {list(stored)} on disk, but {list(shape)} according to "
                 "config.json",
-                fix=_FETCH_AGAIN,
+                fix=_DOWNLOAD_AGAIN,
             )
     require_kinds(table, source.is_real, folder=source.folder)
     left = [name for name in names if name not in wanted]
@@ -90,12 +91,12 @@ def match(source: Source, table: WeightTable) -> Matched:
     if extra:
         raise CheckpointError(
             f"`{source.folder}` has {_tensors(len(extra))} that config.json does not explain",
-            why=f"{_some(extra)}: miles does not know where "
+            why=f"{_format_names(extra)}: miles does not know where "
             f"{'they belong' if len(extra) > 1 else 'it belongs'} in a "
             f"`{table.facts.family}` model, and it never drops a weight silently",
-            fix=f"{_FETCH_AGAIN}, or correct config.json",
+            fix=f"{_DOWNLOAD_AGAIN}, or correct config.json",
         )
-    return Matched(
+    return FolderMatch(
         table=table,
         passthrough=tuple(passthrough),
         ignored=tuple(ignored),
@@ -105,8 +106,9 @@ def match(source: Source, table: WeightTable) -> Matched:
 
 
 def kind_faults(table: WeightTable, is_real: Callable[[str], bool | None]) -> list[str]:
-    """Return the faults of tensors that have integers where the family has real numbers, or the
-    other way round. `is_real`: returns what a tensor of this name holds; None: there is none."""
+    """Return a fault for each tensor that has integers where the family has real numbers, or vice
+    versa. `is_real`: returns True if the tensor of this name holds real numbers; None if there is
+    none."""
     return [
         f"`{name}` holds {'whole' if entry.rule.integers else 'real'} numbers in this family, and "
         f"{'real' if entry.rule.integers else 'whole'} ones (or truth values) on disk"
@@ -124,7 +126,7 @@ def require_kinds(
         raise CheckpointError(
             f"`{folder}`: {_tensors(len(faults))} cannot be weights",
             why=format_few(faults, 1, joint="; "),
-            fix=f"{_FETCH_AGAIN}, or save it again in the dtype of config.json",
+            fix=f"{_DOWNLOAD_AGAIN}, or save it again in the dtype of config.json",
         )
 
 
@@ -132,7 +134,7 @@ def _num_mtp(table: WeightTable) -> int:
     return len({entry.mtp for entry in table.entries if entry.mtp is not None})
 
 
-def _missing(
+def _missing_error(
     folder: Path, missing: list[str], names: list[str], *, table: WeightTable
 ) -> CheckpointError:
     output = [name for name in missing if name.endswith(_OUTPUT)]
@@ -145,14 +147,14 @@ def _missing(
             "be shared, or download the model again",
         )
     why = (
-        f"{_some(missing)} {'are' if len(missing) > 1 else 'is'} not there, and a "
+        f"{_format_names(missing)} {'are' if len(missing) > 1 else 'is'} not there, and a "
         f"`{table.facts.family}` model of this config.json has"
     )
     return CheckpointError(
         f"`{folder}` lacks {_tensors(len(missing))} of {len(table.hf_shapes())}",
         why=f"{why} {'them' if len(missing) > 1 else 'it'}; the folder contains {len(names)} "
         "tensors",
-        fix=_FETCH_AGAIN,
+        fix=_DOWNLOAD_AGAIN,
     )
 
 
@@ -183,7 +185,7 @@ def _tensors(count: int) -> str:
     return f"{count} tensor{'s' if count != 1 else ''}"
 
 
-def _some(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     return format_few([f"`{name}`" for name in names], 3)
 
 

@@ -15,10 +15,10 @@ import torch
 from milescli.checkpoint.hf_folder import SINGLE_NAME
 from milescli.checkpoint.hf_tensors import HfTensors
 from milescli.checkpoint.hf_to_megatron import open_passthrough, safetensors_file
-from milescli.checkpoint.pipeline import Piece, PlannedFile, bounded
+from milescli.checkpoint.pipeline import Piece, PlannedFile, ranges_within
 from milescli.checkpoint.record import (
     Record,
-    carry_over,
+    copy_non_weights,
     read_record,
     record_of,
     write_plain_config,
@@ -41,7 +41,7 @@ _OF_THE_MODEL = ("decoder.", "embedding.", "output_layer.", "mtp.", "encoder.", 
 
 @dataclass(slots=True, kw_only=True)
 class HfPlan:
-    """Lists every file of the folder, decided from headers alone. Must be closed."""
+    """Lists every file of the folder. Made from headers alone. Must be closed."""
 
     model_dir: Path
     table: WeightTable
@@ -69,17 +69,17 @@ class HfPlan:
         """Return the bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
-    def write_rest(self, folder: Path, *, dtype: torch.dtype | None) -> None:
+    def write_small_files(self, folder: Path, *, dtype: torch.dtype | None) -> None:
         """Write the small files next to the planned ones: config.json, tokenizer, index. `dtype`:
         the requested dtype."""
-        carry_over(self.model_dir, folder)
+        copy_non_weights(self.model_dir, folder)
         write_plain_config(folder, dtype=self._new_dtype(dtype))
         if self.index is not None:
             text = json.dumps(self.index, indent=2, sort_keys=True) + "\n"
             (folder / INDEX_NAME).write_text(text, encoding="utf-8")
 
     def _new_dtype(self, requested: torch.dtype | None) -> str | None:
-        """Return the dtype that config.json must name; None: it need not change."""
+        """Return the dtype that config.json must name; None if it need not change."""
         if requested is not None:
             return str(requested).removeprefix("torch.")
         written = {
@@ -106,10 +106,10 @@ class HfPlan:
 def plan_hf(
     checkpoint: Path, model_dir: Path, *, dtype: torch.dtype | None, shard_bytes: int | None
 ) -> HfPlan:
-    """Decide the content of every file. `model_dir`: has config.json, and perhaps the weights (or
-    the record of them) from which the checkpoint was converted. `dtype`: of all floating-point
-    weights; None: as in the model, or else as in the checkpoint. `shard_bytes` None: files as in
-    the model. Raises CheckpointError if checkpoint and model do not belong together."""
+    """Plan the content of every file. `model_dir`: has config.json, and perhaps the weights (or the
+    record of them) from which the checkpoint was converted. `dtype`: of all floating-point weights;
+    None: as in the model, or else as in the checkpoint. `shard_bytes` None: files as in the model.
+    Raises CheckpointError if checkpoint and model do not belong together."""
     if read_shape(checkpoint) is not None:
         raise CheckpointError(
             f"`{checkpoint}` contains only an adapter",
@@ -136,7 +136,7 @@ def _plan(
 ) -> HfPlan:
     table = table_of(load_facts(model_dir))
     reader = resources.enter_context(TorchDistReader(checkpoint))
-    reader.drops_behind = True
+    reader.drops_cache = True
     record, base = _open_base(model_dir, resources)
     recorded = record.dtypes if record is not None else {}
     if record is not None:
@@ -183,8 +183,9 @@ def _plan(
 def _names(
     weights: HfTensors, base: Source | None, recorded: list[str] | None
 ) -> tuple[list[str], list[str]]:
-    """Return (names of all tensors to write, in order; those of MTP layers that exist nowhere).
-    `recorded`: names in the folder from which the checkpoint was converted."""
+    """Return (names of all tensors to write, in order; names of tensors of MTP layers that neither
+    checkpoint nor folder has). `recorded`: names in the folder from which the checkpoint was
+    converted."""
     names = list(weights.units) if recorded is None else recorded
     known = set(names)
     absent_mtp = [
@@ -285,7 +286,7 @@ def _fresh_files(
 ) -> tuple[list[PlannedFile], dict[str, object] | None]:
     shards = [
         [tensors[place] for place in within]
-        for within in bounded((spec.num_bytes for spec in tensors), limit=shard_bytes)
+        for within in ranges_within((spec.num_bytes for spec in tensors), limit=shard_bytes)
     ]
     if len(shards) == 1:
         return [_file(SINGLE_NAME, shards[0], weights)], None

@@ -1,4 +1,4 @@
-"""Writes files from a stream of tensors: one thread makes them, one writes, one reads back and
+"""Writes files from a stream of tensors: one thread makes them, one writes, one reads them back and
 compares. The largest tensor and a small queue bound the memory. Called by convert and export."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUEUE_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A tensor and the bytes around it in the file."""
+    """Holds a tensor and the bytes around it in the file."""
 
     name: str
     """Name, for errors."""
@@ -56,8 +56,8 @@ class _Write:
     crc32: int = 0
 
 
-class _Failed(Exception):
-    """Stops a thread after another one failed; `Pipeline.failure` holds the cause."""
+class _OtherThreadFailed(Exception):
+    """Stops a thread after another one has failed; `Pipeline.failure` holds the cause."""
 
 
 class Pipeline:
@@ -89,7 +89,7 @@ class Pipeline:
                 if file.name not in self._part.finished:
                     self._make(file)
             self._put(None)
-        except _Failed:
+        except _OtherThreadFailed:
             pass
         except BaseException as error:
             self._fail(error)
@@ -116,7 +116,7 @@ class Pipeline:
             while self._failure is None and self._queued and self._queued + size > QUEUE_BYTES:
                 self._condition.wait()
             if self._failure is not None:
-                raise _Failed
+                raise _OtherThreadFailed
             self._queued += size
             self._queue.append(item)
             self._condition.notify_all()
@@ -125,10 +125,10 @@ class Pipeline:
         with self._condition:
             while not queue:
                 if self._failure is not None:
-                    raise _Failed
+                    raise _OtherThreadFailed
                 self._condition.wait()
             if self._failure is not None:
-                raise _Failed
+                raise _OtherThreadFailed
             return queue.popleft()
 
     def _fail(self, error: BaseException) -> None:
@@ -139,7 +139,7 @@ class Pipeline:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except _Failed:
+        except _OtherThreadFailed:
             pass
         except BaseException as error:  # raised again by `run`
             self._fail(error)
@@ -147,7 +147,7 @@ class Pipeline:
     def _write_all(self) -> None:
         while (first := self._take(self._queue)) is not None:
             self._write_file(first)
-        self._hand_over(None)
+        self._queue_for_check(None)
 
     def _write_file(self, item: _Write) -> None:
         path = self._part.path / item.file.name
@@ -158,13 +158,13 @@ class Pipeline:
                 stream.write(item.file.start)
                 while item.piece is not None:
                     data = item.piece.tensor
-                    before, behind = (
+                    before, trailer = (
                         item.piece.around(item.crc32) if item.piece.around else (b"", b"")
                     )
                     stream.write(before)
                     pieces.append((item.piece.name, stream.size, data.numel(), item.crc32))
                     stream.write_tensor(data, crc32=item.crc32)
-                    stream.write(behind)
+                    stream.write(trailer)
                     self._release(data.numel())
                     item = self._take(self._queue)
         except BaseException:
@@ -175,7 +175,7 @@ class Pipeline:
             stream.size,
             item.file.size_bytes,
         )
-        self._hand_over((item.file, stream, pieces))
+        self._queue_for_check((item.file, stream, pieces))
 
     def _release(self, size: int) -> None:
         with self._condition:
@@ -183,7 +183,7 @@ class Pipeline:
             self._condition.notify_all()
         self._progress(size)
 
-    def _hand_over(self, item) -> None:
+    def _queue_for_check(self, item) -> None:
         with self._condition:
             self._to_check.append(item)
             self._condition.notify_all()
@@ -193,8 +193,8 @@ class Pipeline:
             file, stream, pieces = item
             read_back = self._part.read_back
             if read_back and crc32_of_file(stream.path) != stream.crc32:
-                raise _came_back_otherwise(stream.path, pieces)
-            self._part.finish_file(
+                raise _readback_error(stream.path, pieces)
+            self._part.record_finished(
                 FinishedFile(
                     name=file.name,
                     size_bytes=stream.size,
@@ -204,9 +204,7 @@ class Pipeline:
             )
 
 
-def _came_back_otherwise(
-    path: Path, pieces: Sequence[tuple[str, int, int, int]]
-) -> CheckpointError:
+def _readback_error(path: Path, pieces: Sequence[tuple[str, int, int, int]]) -> CheckpointError:
     wrong = [
         name
         for name, start, length, crc32 in pieces
@@ -221,9 +219,9 @@ def _came_back_otherwise(
     )
 
 
-def bounded(sizes: Iterable[int], *, limit: int) -> Iterator[range]:
-    """Yield ranges of consecutive indices whose sizes sum to at most `limit`, or of a single larger
-    one."""
+def ranges_within(sizes: Iterable[int], *, limit: int) -> Iterator[range]:
+    """Yield ranges of consecutive indices whose sizes sum to at most `limit`; an index with a
+    larger size has a range of its own."""
     start, total, count = 0, 0, 0
     for number, size in enumerate(sizes):
         count = number + 1

@@ -149,10 +149,10 @@ def _is_outside(name: str) -> bool:
     return Path(name).name != name
 
 
-def carry_over(source: Path, target: Path) -> list[str]:
+def copy_non_weights(source: Path, target: Path) -> list[str]:
     """Copy everything except weights: config, generation config, tokenizer, chat template, license.
-    Returns the names."""
-    paths = carried_files(source)
+    Return the names."""
+    paths = non_weight_files(source)
     target.mkdir(parents=True, exist_ok=True)
     for path in paths:
         if path.is_dir():
@@ -162,9 +162,10 @@ def carry_over(source: Path, target: Path) -> list[str]:
     return [path.name for path in paths]
 
 
-def carried_files(source: Path) -> list[Path]:
-    """Return the files that `carry_over` copies. Raises CheckpointError if one of them is a link
-    out of the folder: its target is not part of the model, and must not be published with it."""
+def non_weight_files(source: Path) -> list[Path]:
+    """Return the files that `copy_non_weights` copies. Raises CheckpointError if one of them is a
+    link out of the folder: its target is not part of the model, and must not be published with
+    it."""
     paths = [
         path
         for path in sorted(source.iterdir())
@@ -197,7 +198,7 @@ def carried_files(source: Path) -> list[Path]:
 
 def write_plain_config(folder: Path, *, dtype: str | None) -> None:
     """Write the config.json of weights that are now plain: without the quantisation, and with
-    `dtype` if given. If nothing changes, the file stays identical to the byte."""
+    `dtype` if given. If nothing changes, the file stays identical byte for byte."""
     before = read_config(folder)
     after = {key: value for key, value in before.items() if key != "quantization_config"}
     nested = after.get("text_config")

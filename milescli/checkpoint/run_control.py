@@ -27,15 +27,15 @@ from milescli.checkpoint.run_lock import lock
 from milescli.core.errors import CheckpointError, MachineError, MilesError
 from milescli.core.files import open_regular, read_regular_text
 
-LOOK_S = 0.2
+POLL_S = 0.2
 """Seconds between two checks of the lock of a stopping run, or of a log that is followed."""
-MARKS = ("manifest.json", "events.jsonl")
+RUN_MARKERS = ("manifest.json", "events.jsonl")
 """Every run directory has at least one of these, besides `recipe.yaml`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """The process that works on a run."""
+    """Identifies the process that works on a run."""
 
     host: str
     pid: int
@@ -53,10 +53,10 @@ def driver_of(run: RunDir) -> Driver | None:
 
 
 def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
-    """Send the driver of a run the signal to save and stop, as Ctrl-C does, and wait until it has
-    ended. `at_once`: send a second signal, so that work since the newest checkpoint is not saved.
-    Return False if the run was not running. Raises MachineError if the driver is on another host,
-    and MilesError if it has not ended after `timeout_s` seconds."""
+    """Signal a run's driver to save and stop, as Ctrl-C does, and wait until it has ended.
+    `at_once`: send a second signal, so that it does not save. Return False if the run was not
+    running. Raises MachineError if the driver is on another host, and MilesError if it has not
+    ended after `timeout_s` seconds."""
     driver = driver_of(run)
     if driver is None:
         return False
@@ -67,7 +67,7 @@ def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
             f"{socket.gethostname()}",
             fix=f"ssh {driver.host} miles stop {run.path}",
         )
-    if not _holds(driver.pid, run.lock_file):
+    if not _has_open(driver.pid, run.lock_file):
         raise MachineError(
             f"the driver of run `{run.name}` cannot be reached from here",
             why=f"its lock names process {driver.pid}, which does not hold the lock: the driver "
@@ -90,13 +90,13 @@ def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
                     f"miles stop {run.shown} --now   # without saving",
                 ],
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return True
 
 
 def logs_of(run: RunDir, *, attempt: int | None) -> list[Path]:
-    """Return the logs of an attempt, of the newest without a number; the most recently changed come
-    first. Raises CheckpointError if there is none."""
+    """Return the logs of an attempt, the most recently changed first. `attempt` None: the newest.
+    Raises CheckpointError if there is none."""
     attempts = run.attempts()
     wanted = run.path / "logs" / f"attempt_{attempt}" if attempt else next(reversed(attempts), None)
     known = wanted.iterdir() if wanted in attempts else ()
@@ -112,7 +112,7 @@ def logs_of(run: RunDir, *, attempt: int | None) -> list[Path]:
 
 
 def last_lines(file: Path, lines: int) -> tuple[str, int]:
-    """Return the last lines of a log, and its size in bytes."""
+    """Return (the last `lines` lines of a log, its size in bytes)."""
     with open_regular(file) as opened:
         end = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, end - lines * _LINE_BYTES))
@@ -120,9 +120,9 @@ def last_lines(file: Path, lines: int) -> tuple[str, int]:
     return "\n".join(text.splitlines()[-lines:] if lines else []), end
 
 
-def added_lines(file: Path, end: int, run: RunDir) -> Iterator[str]:
-    """Yield complete lines that are added to a log after byte `end`, until its run is no longer
-    running."""
+def follow_lines(file: Path, end: int, run: RunDir) -> Iterator[str]:
+    """Yield complete lines that are appended to a log after byte `end`, until its run has
+    stopped."""
     rest = b""
     while True:
         goes_on = is_locked(run)
@@ -135,11 +135,11 @@ def added_lines(file: Path, end: int, run: RunDir) -> Iterator[str]:
             yield whole.decode(errors="replace")
         if not goes_on:
             return
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def size_bytes(run: RunDir) -> int:
-    """Return the disk space of a run's files; links count nothing."""
+    """Return the disk space of a run's files in bytes; links do not count."""
     total = 0
     for folder, _, names in os.walk(run.path):
         for name in names:
@@ -159,12 +159,12 @@ def require_deletable(run: RunDir) -> None:
         )
     if is_locked(run):
         raise running_error(run)
-    others = sorted(entry.name for entry in run.path.iterdir() if not _is_ours(entry.name))
+    others = sorted(entry.name for entry in run.path.iterdir() if not _is_miles_file(entry.name))
     why = None
     if run.path.is_symlink():
         why = f"it is a link to {run.path.resolve()}"
-    elif not any((run.path / mark).is_file() for mark in MARKS):
-        why = f"it holds neither {' nor '.join(MARKS)}: no run was started in it"
+    elif not any((run.path / mark).is_file() for mark in RUN_MARKERS):
+        why = f"it holds neither {' nor '.join(RUN_MARKERS)}: no run was started in it"
     elif others:
         named = ", ".join(f"`{name}`" for name in others[:3]) + ", ..." * (len(others) > 3)
         why = f"it also holds {named}, which no run of miles writes"
@@ -176,7 +176,7 @@ def require_deletable(run: RunDir) -> None:
         )
 
 
-def _is_ours(name: str) -> bool:
+def _is_miles_file(name: str) -> bool:
     known = {part.partition("/")[0] for entry in LAYOUT for part in entry.split(", ")}
     return name in known or name.startswith(".") or is_model_folder(name)
 
@@ -187,8 +187,8 @@ def is_model_folder(name: str) -> bool:
 
 
 def delete(run: RunDir) -> None:
-    """Delete a run. It is renamed first, so that an interrupted deletion does not leave half of a
-    run. Raises as `require_deletable`."""
+    """Delete a run. It is renamed first, so that an interrupted deletion never leaves half of a run
+    under its name. Raises as `require_deletable`."""
     require_deletable(run)
     with lock(run):
         doomed = run.path.with_name(f".deleted-{run.path.name}-{os.getpid()}")
@@ -203,7 +203,7 @@ _MODEL = r"((score|critic|teacher-\d+)-)?model|(reward|draft|role)-model-[0-9a-f
 """Folders of models that miles made for a run."""
 
 
-def _holds(pid: int, lock_file: Path) -> bool:
+def _has_open(pid: int, lock_file: Path) -> bool:
     """Return True if the process has the file open, or if this system cannot tell."""
     opened = Path(f"/proc/{pid}/fd")
     try:

@@ -65,8 +65,8 @@ LAYOUT = {
 """Content of `miles help run-directory`; `RunDir` has each path."""
 
 
-class _Within:
-    """A file or folder of a run, by its name there."""
+class _PathOf:
+    """Gives the path of a file or folder of a run, by its name in the run's directory."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -81,44 +81,44 @@ class RunDir:
     existing one."""
 
     path: Path
-    recipe_file = _Within(RECIPE_FILE)
+    recipe_file = _PathOf(RECIPE_FILE)
     """File of the resolved recipe with its origins."""
-    lock_file = _Within(".lock")
+    lock_file = _PathOf(".lock")
     """File that the run's driver holds locked; see `run_lock`."""
-    plan_file = _Within("plan.json")
+    plan_file = _PathOf("plan.json")
     """File of the last attempt's plan."""
-    manifest_file = _Within("manifest.json")
+    manifest_file = _PathOf("manifest.json")
     """File with versions, data hash and seeds."""
-    events_file = _Within("events.jsonl")
+    events_file = _PathOf("events.jsonl")
     """File of all events, one JSON object per line."""
-    metrics_file = _Within("metrics.jsonl")
+    metrics_file = _PathOf("metrics.jsonl")
     """File of each step's scalars, one JSON object per line."""
-    note_file = _Within("note.txt")
+    note_file = _PathOf("note.txt")
     """File of the user's note about the run."""
-    picture_file = _Within("run.svg")
+    picture_file = _PathOf("run.svg")
     """File of the last frame of a run that ended successfully."""
-    checkpoints = _Within(CHECKPOINTS)
+    checkpoints = _PathOf(CHECKPOINTS)
     """Folder of the step_<n> folders."""
-    score_model_dir = _Within("score-model")
+    score_model_dir = _PathOf("score-model")
     """Folder of the model with a score head, for a run that trains scores."""
-    critic_model_dir = _Within("critic-model")
+    critic_model_dir = _PathOf("critic-model")
     """Folder of the model from which the run's critic starts."""
-    adapters_dir = _Within(ADAPTERS)
+    adapters_dir = _PathOf(ADAPTERS)
     """Folder with a run directory for each of several adapters."""
-    own_model_dir = _Within("model")
+    own_model_dir = _PathOf("model")
     """Folder of the model that miles made for this run, from a seed or from a converted
     checkpoint."""
-    data_dir = _Within("data")
+    data_dir = _PathOf("data")
     """Folder of prompts that miles generated."""
-    eval_dir = _Within("eval")
+    eval_dir = _PathOf("eval")
     """Folder with one file of samples per evaluation."""
-    rollouts_dir = _Within("rollouts")
+    rollouts_dir = _PathOf("rollouts")
     """Folder with a few readable samples of each step."""
-    images_dir = _Within("images")
+    images_dir = _PathOf("images")
     """Folder of the pictures of stored samples."""
-    profiles_dir = _Within("profiles")
+    profiles_dir = _PathOf("profiles")
     """Folder of the requests and results of `miles profile`."""
-    journal_dir = _Within("journal")
+    journal_dir = _PathOf("journal")
     """Folder of finished samples, from which a run is resumed."""
 
     @property
@@ -134,7 +134,7 @@ class RunDir:
 
     @property
     def shown(self) -> str:
-        """Return the path as a user would type it here."""
+        """Return the path as a user would type it in the current directory."""
         return os.path.relpath(self.path) if Path.cwd() in self.path.parents else str(self.path)
 
     @property
@@ -148,13 +148,14 @@ class RunDir:
         return hashlib.sha256(read_regular_bytes(self.recipe_file)).hexdigest()
 
     def teacher_model_dir(self, number: int) -> Path:
-        """Return the folder to which another run's checkpoint is exported to serve as a teacher."""
+        """Return the folder of a teacher that is exported from another run's checkpoint. `number`:
+        its place among the teachers."""
         return self.path / f"teacher-{number}-model"
 
-    def held_model_dir(self, what: str, source: str) -> Path:
-        """Return the folder of a queried, untrained model (`what`: reward-model, draft-model,
-        role-model) that is exported from another run's checkpoint: `source`, as the recipe names
-        it."""
+    def queried_model_dir(self, what: str, source: str) -> Path:
+        """Return the folder of a model that is queried and not trained (`what`: reward-model,
+        draft-model, role-model), exported from another run's checkpoint. `source`: that checkpoint,
+        as the recipe names it."""
         mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
         return self.path / f"{what}-{mark}"
 
@@ -181,7 +182,7 @@ class RunDir:
         return folder
 
     def tracking_id(self) -> str:
-        """Return the id under which trackers store all attempts of the run; created at the
+        """Return the id under which trackers record all attempts of the run; created by the
         first."""
         file = self.path / ".tracking-id"
         if not file.exists():
@@ -195,7 +196,7 @@ class RunDir:
         return folder
 
     def verdict(self) -> dict[str, object] | None:
-        """Return how the last attempt ended; None while it runs, or before any."""
+        """Return how the last attempt ended; None if it is running, or if there was none."""
         attempts = self.attempts()
         return next(read_jsonl(verdict_file(attempts[-1])), None) if attempts else None
 
@@ -220,26 +221,26 @@ class RunDir:
         return (self.path / recorded).resolve()
 
     def discard_if_unused(self) -> None:
-        """Remove the directory if it holds nothing of value: no checkpoint, no evaluation."""
+        """Remove the directory if it contains no checkpoint and no evaluation."""
         if not self.checkpoints.exists() and not self.eval_dir.exists():
             shutil.rmtree(self.path)
 
 
 def step_done(events: Iterable[Mapping[str, object]]) -> int:
-    """Return the last step that the events report as done; 0 if none."""
+    """Return the last step that the events report as done; 0 if there is none."""
     done = (_number(event, "step") for event in events if event.get("event") in STEP_EVENTS)
     return max(done, default=0)
 
 
 def _number(event: Mapping[str, object], name: str) -> int:
-    """Return a whole number of an event; 0 if a damaged line has none."""
+    """Return a whole number of an event; 0 if it is missing or damaged."""
     value = event.get(name)
     return value if isinstance(value, int) else 0
 
 
 def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
-    """Return the step of the newest checkpoint that the events report. With several adapters, that
-    of the adapter that is furthest behind, among those with steps left."""
+    """Return the step of the newest checkpoint that the events report, or None. With several
+    adapters, return that of the adapter that is furthest behind, among those with steps left."""
     saved, wanted = dict[object, int](), dict[object, int]()
     for event in events:
         who = event.get("adapter")
@@ -247,13 +248,13 @@ def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
             saved[who] = max(saved.get(who, 0), _number(event, "step"))
         elif event.get("event") in STEP_EVENTS:
             wanted[who] = _number(event, "num_steps")
-    behind = [step for who, step in saved.items() if step < wanted.get(who, step + 1)]
-    return min(behind) if behind else max(saved.values(), default=None)
+    outdated = [step for who, step in saved.items() if step < wanted.get(who, step + 1)]
+    return min(outdated) if outdated else max(saved.values(), default=None)
 
 
 def resume_command(shown: str, *, step: int | None, num_steps: int | None = None) -> str:
-    """Return the command that resumes a run, for an error. `shown` is the path as its user types
-    it, `step` that of its newest checkpoint if any, `num_steps` the number of steps if known."""
+    """Return the command that resumes a run, for an error. `shown`: path as its user types it;
+    `step`: that of its newest checkpoint, if any; `num_steps`: number of steps, if known."""
     if step is not None and step == num_steps:
         return f"miles export {shown} --to DIR   # all its {step} steps are done and saved"
     where = (
@@ -287,24 +288,24 @@ def read_jsonl(file: Path) -> Iterator[dict[str, object]]:
 
 def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
     """Create a run directory that only its owner can read; an existing empty one keeps its
-    permissions. Without a name it is `<recipe>-<n>` with the first free n. Refuses a directory in
-    use. Raises MachineError if none can be created."""
+    permissions. Without a name it is `<recipe>-<n>` with the first free n. Raises MachineError if
+    none can be created, and refuses a directory that is in use."""
     base = base.absolute()
     try:
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _not_made(base, error) from error
+        raise _create_error(base, error) from error
     if name is None:
         number = 1
         while (base / f"{recipe_name}-{number}").exists():
             number += 1
         name = f"{recipe_name}-{number}"
-    refuse_taken(base, name)
+    refuse_existing(base, name)
     path = base / name
     try:
         path.mkdir(mode=0o700, exist_ok=True)  # samples and data may be private
     except OSError as error:
-        raise _not_made(path, error) from error
+        raise _create_error(path, error) from error
     return RunDir(path)
 
 
@@ -321,7 +322,7 @@ def is_locked(run: RunDir) -> bool:
 
 
 def running_error(run: RunDir) -> MilesError:
-    """Return the error of a command for a run on which a driver works."""
+    """Return the error of a command that cannot be used while a driver works on the run."""
     host, _, driver = _content(run.lock_file).strip().partition(" ")
     here = driver.isdecimal() and host == socket.gethostname()
     stop = [f"miles stop {run.shown}   # it saves and stops, as by Ctrl-C"] if here else []
@@ -344,7 +345,7 @@ def _content(file: Path) -> str:
 
 
 def refuse_bad_name(name: str) -> None:
-    """Raise RecipeError if `name` is no folder name."""
+    """Raise RecipeError if `name` cannot be the name of a folder."""
     if "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
         raise RecipeError(
             f"`{name[:40]}{'...' * (len(name) > 40)}` is not a valid name for a run",
@@ -353,8 +354,9 @@ def refuse_bad_name(name: str) -> None:
         )
 
 
-def refuse_taken(base: Path, name: str) -> None:
-    """Raise RecipeError if `name` is no folder name, or if a run of this name is in `base`."""
+def refuse_existing(base: Path, name: str) -> None:
+    """Raise RecipeError if `name` cannot be the name of a folder, or if a run of this name is in
+    `base`."""
     refuse_bad_name(name)
     run = RunDir(base / name)
     if not run.path.exists() or not any(run.path.iterdir()):
@@ -379,7 +381,7 @@ def refuse_taken(base: Path, name: str) -> None:
     )
 
 
-def _not_made(path: Path, error: OSError) -> MachineError:
+def _create_error(path: Path, error: OSError) -> MachineError:
     return MachineError(
         f"the run directory {path} cannot be created",
         why=f"{type(error).__name__}: {error}",
@@ -403,12 +405,12 @@ def open_run(path: Path) -> RunDir:
 
 
 def write_json(file: Path, payload: object) -> None:
-    """Write JSON atomically, so that no reader sees half of it."""
+    """Write JSON atomically, so that no reader sees an incomplete file."""
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     fresh.write_text(json.dumps(payload, indent=2, sort_keys=True) + "\n")
     fresh.replace(file)
 
 
 def utc_now() -> str:
-    """Return the time in the form 2026-11-21T07:50:00Z."""
+    """Return the current time as 2026-11-21T07:50:00Z."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,6 +1,6 @@
-"""Locks a run for one driver at a time, and says how the run ended. Testing the lock takes it for
-an instant; a driver that starts at that moment waits for it. The file has the driver's host and
-process id, for processes that find the lock taken."""
+"""Locks a run for one driver at a time, and says how a run ended. Testing the lock takes it for an
+instant; a driver that starts at that moment tries again. The file contains the driver's host and
+process id, for processes that find the run locked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import IO
 from milescli.checkpoint.run_dir import ADAPTERS, RunDir, is_locked, running_error
 from milescli.core.errors import MachineError
 
-LOOKS, LOOK_S = 10, 0.05
+LOCK_TRIES, LOCK_WAIT_S = 10, 0.05
 """A driver tries so often, with so many seconds between: longer than any look."""
 
 
@@ -37,7 +37,7 @@ def lock(run: RunDir) -> Iterator[None]:
 
 def state_of(run: RunDir, *, outcome: str | None = None) -> str:
     """Return not started, running, done, stopped, failed or killed. `outcome`: the outcome in the
-    events, for a run of which nothing else is left. An adapter's state is that of the run that
+    events, for a run of which only these are left. An adapter's state is that of the run that
     trains it."""
     above = RunDir(run.path.parent.parent)
     if run.path.parent.name == ADAPTERS and above.is_run:
@@ -50,13 +50,13 @@ def state_of(run: RunDir, *, outcome: str | None = None) -> str:
 
 
 def _is_taken(file: IO[str]) -> bool:
-    for look in range(LOOKS):
+    for look in range(LOCK_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except OSError:
-            if look < LOOKS - 1:
-                time.sleep(LOOK_S)
+            if look < LOCK_TRIES - 1:
+                time.sleep(LOCK_WAIT_S)
     return False
 
 

@@ -1,10 +1,9 @@
 """The safetensors format: reads headers with every check, makes headers, reads parts of tensors
-without mapping the file. Called by `hf_folder` and by the writers of this room.
+without mapping the file. Called by `hf_folder` and by the writers of this package.
 
-Not safetensors' own `safe_open`: pages that it maps count as memory of the process, and with
+Replaces safetensors' own `safe_open`: pages that it maps count as memory of the process, and with
 `backend="pread"` it reads the whole tensor for each slice of it (one expert of 64 takes as long as
-all).
-"""
+all)."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from milescli.core.files import open_regular, parse_json
 if TYPE_CHECKING:
     import torch
 
-FETCH_AGAIN = "fetch the model again, as safetensors"
+DOWNLOAD_AGAIN = "fetch the model again, as safetensors"
 _LONGEST_HEADER = 100 * 2**20
 _DTYPES: dict[str, tuple[str, int]] = {
     "F64": ("float64", 64),
@@ -48,7 +47,7 @@ _NAMES = {torch_name: name for name, (torch_name, _) in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class TensorLocation:
     """Locates one tensor within a file."""
 
     dtype: str
@@ -76,7 +75,7 @@ class SafetensorsFile:
         """Open the file. Raises CheckpointError if it cannot be opened, is truncated, or has no
         valid header."""
         self.path = path
-        self.drops_behind = False
+        self.drops_cache = False
         """What was read is forgotten by the page cache: it streams by once."""
         try:
             with open_regular(path) as file:
@@ -109,7 +108,7 @@ class SafetensorsFile:
             ranges = [*ranges[:-1], (ranges[-1][0] // 2, ranges[-1][1] // 2)]
         out = torch.empty([end - start for start, end in ranges], dtype=stored.torch_dtype)
         try:
-            read_region(self._file, stored.begin, shape, ranges, out, forget=self.drops_behind)
+            read_region(self._file, stored.begin, shape, ranges, out, drop_cache=self.drops_cache)
         except (OSError, EOFError) as error:
             raise _unreadable(self.path, f"`{name}`: {error}") from error
         return out
@@ -124,8 +123,8 @@ _EXPONENTS = {
 """Floating-point dtypes -> (numpy's unsigned integer of that size, bits of the exponent)."""
 
 
-def num_non_finite(path: Path, stored: Stored) -> int:
-    """Count the numbers of a tensor that are NaN or infinite: all bits of their exponents are set.
+def num_non_finite(path: Path, stored: TensorLocation) -> int:
+    """Return how many numbers of a tensor are NaN or infinite: all bits of their exponents are set.
     Loads no torch."""
     if stored.dtype not in _EXPONENTS or not stored.num_bytes:
         return 0
@@ -138,7 +137,7 @@ def num_non_finite(path: Path, stored: Stored) -> int:
     return int(np.count_nonzero((words & mask) == mask))
 
 
-def _read_header(file: int, path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
+def _read_header(file: int, path: Path) -> tuple[dict[str, TensorLocation], dict[str, str]]:
     size = os.fstat(file).st_size
     start = os.pread(file, 8, 0)
     length = int.from_bytes(start, "little")
@@ -149,9 +148,11 @@ def _read_header(file: int, path: Path) -> tuple[dict[str, Stored], dict[str, st
             path, f"it is truncated: its header has {length} bytes, and the file {size}"
         )
     try:
-        header = parse_json(os.pread(file, length, 8), object_pairs_hook=_once)
+        header = parse_json(os.pread(file, length, 8), object_pairs_hook=_without_duplicates)
         metadata = header.pop("__metadata__", None) or {}
-        tensors = {name: _stored(entry, data_start=8 + length) for name, entry in header.items()}
+        tensors = {
+            name: _parse_location(entry, data_start=8 + length) for name, entry in header.items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(
             path, f"its header cannot be understood: {type(error).__name__}: {error}"
@@ -173,14 +174,14 @@ def _read_header(file: int, path: Path) -> tuple[dict[str, Stored], dict[str, st
     return tensors, {str(key): str(value) for key, value in metadata.items()}
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     header = dict(pairs)
     if len(header) != len(pairs):
         raise ValueError("a name appears twice")
     return header
 
 
-def _stored(entry: Mapping[str, object], *, data_start: int) -> Stored:
+def _parse_location(entry: Mapping[str, object], *, data_start: int) -> TensorLocation:
     dtype, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[arg-type,misc]
     if dtype not in _DTYPES:
         raise ValueError(f"there is no dtype {dtype}")
@@ -188,11 +189,11 @@ def _stored(entry: Mapping[str, object], *, data_start: int) -> Stored:
         raise ValueError(f"shape {list(shape)}, bytes {begin} to {end}")
     if math.prod(shape) * _DTYPES[dtype][1] != 8 * (end - begin):
         raise ValueError(f"{dtype} of shape {list(shape)} does not have {end - begin} bytes")
-    return Stored(dtype=dtype, shape=shape, begin=data_start + begin, num_bytes=end - begin)
+    return TensorLocation(dtype=dtype, shape=shape, begin=data_start + begin, num_bytes=end - begin)
 
 
 def _unreadable(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"cannot read `{path}`", why=why, fix=FETCH_AGAIN)
+    return CheckpointError(f"cannot read `{path}`", why=why, fix=DOWNLOAD_AGAIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +223,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def make_header(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
-    """Return everything before the data, which follow in the given order. If the order is that of
-    safetensors' own writer, the result equals its header to the byte."""
+    """Return everything before the data, which follow in the given order. With the order of
+    safetensors' own writer, the result equals its header byte for byte."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
     for spec in tensors:

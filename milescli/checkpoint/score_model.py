@@ -23,8 +23,8 @@ _STD = 0.02
 
 
 def score_model(source: Path, folder: Path, *, pad_id: int | None, seed: int) -> Path:
-    """Return `source` if it already gives scores; else make the model in `folder`, once, and return
-    that folder. Raises CheckpointError for a model that cannot give scores."""
+    """Return `source` if it already gives scores; else make the model in `folder`, unless it is
+    there, and return that folder. Raises CheckpointError for a model that cannot give scores."""
     config = read_config(source)
     if scores(config):
         return source

@@ -16,7 +16,7 @@ import torch
 
 from milescli.checkpoint.formats.base import Scheme, dequantise_by_rows, stored_shapes
 from milescli.checkpoint.formats.schemes import DROPPED, schemes_of
-from milescli.checkpoint.hf_folder import ByRegion, HfReader
+from milescli.checkpoint.hf_folder import HfReader, RegionReader
 from milescli.core.errors import CheckpointError
 from milescli.models.base import quantization_config, read_config
 
@@ -30,7 +30,7 @@ _LEFT_OVER = (
     ".weight_global_scale",
 )
 _UNSUPPORTED = (".weight_zero_point", ".weight_g_idx", ".pre_quant_scale", ".qweight", ".qzeros")
-_FETCH_AGAIN = "fetch the model again, as safetensors"
+_DOWNLOAD_AGAIN = "fetch the model again, as safetensors"
 
 
 def open_source(folder: Path) -> Source:
@@ -56,8 +56,8 @@ def open_source(folder: Path) -> Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stored:
-    """Describes one plain tensor as it is stored."""
+class _QuantisedTensor:
+    """Describes how the parts of one quantised tensor are stored."""
 
     scheme: Scheme
     names: dict[str, str]
@@ -75,17 +75,17 @@ class _Stored:
 
 
 def _plain_dtype(config: Mapping[str, object]) -> torch.dtype:
-    """Return bfloat16, the dtype of weights that releases quantise, unless config.json says
-    float32."""
+    """Return the dtype of the plain weights: bfloat16, from which releases quantise, unless
+    config.json says float32."""
     text = config.get("text_config")
     holders = [config, *([text] if isinstance(text, Mapping) else [])]
     named = {str(holder.get(key)) for holder in holders for key in ("dtype", "torch_dtype")}
     return torch.float32 if named & {"float32", "torch.float32"} else torch.bfloat16
 
 
-class QuantisedReader(ByRegion):
-    """Implements HfReader's interface over a quantised folder, with the plain tensors that its
-    parts represent and the tensors that are stored plain."""
+class QuantisedReader(RegionReader):
+    """Implements HfReader's interface over a quantised folder: gives plain tensors, dequantised
+    from their parts or stored plain."""
 
     def __init__(
         self, reader: HfReader, schemes: Sequence[Scheme], *, method: str, dtype: torch.dtype
@@ -110,9 +110,9 @@ class QuantisedReader(ByRegion):
     def __contains__(self, name: str) -> bool:
         return name in self._stored or name in self._plain
 
-    def read_once(self) -> None:
+    def drop_cached_pages(self) -> None:
         """Drop everything that is read from now on from the page cache."""
-        self._reader.read_once()
+        self._reader.drop_cached_pages()
 
     def names(self) -> list[str]:
         """Return the plain names of all tensors of the model."""
@@ -151,8 +151,10 @@ Source = HfReader | QuantisedReader
 """Result of `open_source`: one interface to read plain tensors by plain names."""
 
 
-def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) -> dict[str, _Stored]:
-    by_name: dict[str, _Stored] = {}
+def _find_stored(
+    reader: HfReader, schemes: Sequence[Scheme], *, method: str
+) -> dict[str, _QuantisedTensor]:
+    by_name: dict[str, _QuantisedTensor] = {}
     for name in reader.names():
         if name.endswith(_UNSUPPORTED):
             raise _contradiction(
@@ -175,7 +177,7 @@ def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) ->
             stored for scheme in complete if (stored := _stored(reader, scheme, name)) is not None
         ]
         if not fitting:
-            raise _contradiction(reader, why=_misfit(reader, complete[0], name))
+            raise _contradiction(reader, why=_describe_misfit(reader, complete[0], name))
         plain = fitting[0].scheme.plain_name(name)
         assert plain is not None
         by_name[plain] = fitting[0]
@@ -205,7 +207,7 @@ def _missing(reader: HfReader, scheme: Scheme, values_name: str) -> str | None:
     return next((name for name in scheme.names(plain).values() if name not in reader), None)
 
 
-def _stored(reader: HfReader, scheme: Scheme, values_name: str) -> _Stored | None:
+def _stored(reader: HfReader, scheme: Scheme, values_name: str) -> _QuantisedTensor | None:
     """Return the description of a tensor; None if the scale's shape or dtype is not the
     scheme's."""
     plain = scheme.plain_name(values_name)
@@ -219,7 +221,7 @@ def _stored(reader: HfReader, scheme: Scheme, values_name: str) -> _Stored | Non
     same = scale == expected or (
         math.prod(expected) == math.prod(scale) and scale in (expected[:-1], expected[:-2], (1,))
     )
-    return _Stored(scheme=scheme, names=names, shape=shape) if same else None
+    return _QuantisedTensor(scheme=scheme, names=names, shape=shape) if same else None
 
 
 def _shape(reader: HfReader, scheme: Scheme, names: dict[str, str]) -> tuple[int, ...] | None:
@@ -246,7 +248,7 @@ def _shape(reader: HfReader, scheme: Scheme, names: dict[str, str]) -> tuple[int
     return (*values[:-1], columns)
 
 
-def _misfit(reader: HfReader, scheme: Scheme, values_name: str) -> str:
+def _describe_misfit(reader: HfReader, scheme: Scheme, values_name: str) -> str:
     plain = scheme.plain_name(values_name)
     assert plain is not None
     names = scheme.names(plain)
@@ -265,7 +267,7 @@ def _misfit(reader: HfReader, scheme: Scheme, values_name: str) -> str:
 
 
 def _region(
-    reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]], dtype: torch.dtype
+    reader: HfReader, stored: _QuantisedTensor, ranges: list[tuple[int, int]], dtype: torch.dtype
 ) -> torch.Tensor:
     """Return [start:end along every dim] of the plain tensor."""
     scheme, codec = stored.scheme, stored.scheme.codec
@@ -295,7 +297,9 @@ def _region(
     return region.transpose(-1, -2).contiguous() if scheme.transposed else region
 
 
-def _scale(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> torch.Tensor:
+def _scale(
+    reader: HfReader, stored: _QuantisedTensor, ranges: list[tuple[int, int]]
+) -> torch.Tensor:
     """Return the scales of the blocks of a region. Scales of whole rows or tensors may be stored
     with fewer dims."""
     name = stored.names["scale"]
@@ -342,13 +346,12 @@ def _contradiction(reader: HfReader, *, why: str) -> CheckpointError:
     return CheckpointError(
         f"`{reader.folder}`: config.json and weights do not match",
         why=why,
-        fix=_FETCH_AGAIN,
+        fix=_DOWNLOAD_AGAIN,
     )
 
 
 def require_finite(tensor: torch.Tensor, *, name: str, where: str) -> None:
-    """Raise CheckpointError if `tensor` contains NaN or infinity. This takes one pass at memory
-    speed."""
+    """Raise CheckpointError if `tensor` contains NaN or infinity. Reads the tensor once."""
     if not tensor.is_floating_point() or not tensor.numel() or tensor.itemsize == 1:
         return
     # both ends are NaN if any number is, and infinite if one is

@@ -1,5 +1,5 @@
-"""Stores a run's checkpoints in step folders: completed by a manifest that is written last,
-verified when read, and removed oldest first."""
+"""Stores a run's checkpoints in step folders: a manifest, written last, completes each; reading
+verifies it; the oldest are removed first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from milescli.core.files import read_json
 
 PREFIX = "step_"
 _STEP = re.compile(rf"^{PREFIX}(\d+)$")
-Watch = Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
+ReadProgress = Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
 """(step, bytes to read) -> context with a function that receives how many more bytes were read."""
 
 
@@ -46,10 +46,10 @@ class CheckpointStore:
         *,
         keep: int = 2,
         protect: set[int] | None = None,
-        watch: Watch = lambda step, size_bytes: nullcontext(lambda num_bytes: None),
+        watch: ReadProgress = lambda step, size_bytes: nullcontext(lambda num_bytes: None),
     ) -> None:
         """Keep the `keep` newest checkpoints, and always the steps in `protect`, which do not
-        count. `watch` observes the progress of reading a checkpoint."""
+        count. `watch` reports the progress of reading a checkpoint."""
         self.folder, self.keep, self.protect = folder, keep, protect or set()
         self.being_copied: frozenset[int] = frozenset()
         """Steps that somebody reads: they are removed after a later save."""
@@ -60,15 +60,15 @@ class CheckpointStore:
         return self.folder / f"{PREFIX}{step}"
 
     def begin(self, step: int) -> Path:
-        """Create an empty folder for tensors, replacing what was there, torn or complete."""
+        """Create an empty folder for tensors, replacing any that exists, complete or not."""
         self._remove(step)
         path = self.path(step)
         path.mkdir(parents=True)
         return path
 
     def discard(self, step: int) -> None:
-        """Remove what a failed save left. A complete checkpoint stays."""
-        if step in self.torn():
+        """Remove the files of a failed save. A complete checkpoint stays."""
+        if step in self.incomplete_steps():
             self._remove(step)
 
     def complete(
@@ -88,20 +88,24 @@ class CheckpointStore:
         sync_tree(path)
         manifest = replace(manifest, files=files, sha256=known, size_bytes=sum(files.values()))
         manifest = write_manifest(path, manifest)
-        self._forget(step)
+        self._remove_old(step)
         return StoredCheckpoint(path=path, manifest=manifest)
 
-    def _forget(self, newest: int) -> None:
-        doomed = steps_to_forget(
-            self.steps(), self.torn(), newest=newest, keep=self.keep, protect=self.protect
+    def _remove_old(self, newest: int) -> None:
+        doomed = steps_to_remove(
+            self.steps(),
+            self.incomplete_steps(),
+            newest=newest,
+            keep=self.keep,
+            protect=self.protect,
         )
         for step in doomed:
             if step not in self.being_copied:
                 self._remove(step)
 
-    def replaced(self) -> list[str]:
-        """Return what is in place of checkpoints after the newest complete one: files and links,
-        which only a user or a damaged disk puts there. Newest first."""
+    def non_folder_entries(self) -> list[str]:
+        """Return descriptions of the files and links that have the name of a checkpoint newer than
+        the newest complete one, newest first. Only a user or a damaged disk puts them there."""
         if not self.folder.is_dir():
             return []
         newest = max(self.steps(), default=-1)
@@ -120,8 +124,8 @@ class CheckpointStore:
         """Return the complete steps, ascending."""
         return [step for step in self._all_steps() if (self.path(step) / MANIFEST_NAME).is_file()]
 
-    def torn(self) -> list[int]:
-        """Return the steps whose folder has no manifest: an interrupted save, or one in
+    def incomplete_steps(self) -> list[int]:
+        """Return the steps whose folder has no manifest: a save was interrupted, or is in
         progress."""
         complete = set(self.steps())
         return [step for step in self._all_steps() if step not in complete]
@@ -142,21 +146,23 @@ class CheckpointStore:
         steps = self.steps()
         return self.find(steps[-1]) if steps else None
 
-    def newest_whole(self) -> tuple[StoredCheckpoint | None, list[CheckpointError]]:
-        """Return the newest intact checkpoint, and the errors of those after it; (None, []) if no
-        save ever completed. Raises CheckpointError if there are checkpoints and none is intact."""
+    def newest_intact(self) -> tuple[StoredCheckpoint | None, list[CheckpointError]]:
+        """Return the newest intact checkpoint, and the errors of newer ones; (None, []) if no save
+        was ever completed. Raises CheckpointError if there are checkpoints and none is intact."""
         fix = "continue from the checkpoint before it"
         damages = [
             CheckpointError(what, why="a checkpoint is a folder", fix=fix)
-            for what in self.replaced()
+            for what in self.non_folder_entries()
         ]
         for step in reversed(self.steps()):
             try:
                 return self._read(step), damages
             except CheckpointError as error:
                 damages.append(error)
-        lost = [f"{PREFIX}{step} was cut short while it was written" for step in self.torn()]
-        if damages or any(step > 0 for step in self.torn()):
+        lost = [
+            f"{PREFIX}{step} was cut short while it was written" for step in self.incomplete_steps()
+        ]
+        if damages or any(step > 0 for step in self.incomplete_steps()):
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is intact",
                 why="\n".join([*(f"{error.what}: {error.why}" for error in damages), *lost]),
@@ -170,26 +176,26 @@ class CheckpointStore:
 
     def find(self, step: int | None) -> StoredCheckpoint:
         """Return checkpoint `step`, or the newest. Reads all its files. Raises CheckpointError if
-        there is none, or if a file in its manifest is missing, or has another size or other
-        bytes."""
+        there is none, or if a file in its manifest is missing, or differs in size or content."""
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
-            torn = step in self.torn() if step is not None else bool(self.torn())
+            incomplete = self.incomplete_steps()
+            torn = bool(incomplete) if step is None else step in incomplete
             raise CheckpointError(
                 f"there is no complete checkpoint {'' if step is None else f'of step {step} '}in "
                 f"{self.folder}",
                 why=f"complete: {', '.join(map(str, steps)) or 'none'}"
                 + (
-                    f"; {PREFIX}{self.torn()[-1] if step is None else step} is incomplete, "
+                    f"; {PREFIX}{incomplete[-1] if step is None else step} is incomplete, "
                     "because its writing was interrupted"
                     if torn
                     else ""
                 ),
-                fix=f"--step {steps[-1]}" if steps else self._others(),
+                fix=f"--step {steps[-1]}" if steps else self._other_commands(),
             )
-        if step is None and (replaced := self.replaced()):
+        if step is None and (non_folder_entries := self.non_folder_entries()):
             raise CheckpointError(
-                f"{replaced[0]}, and no checkpoint",
+                f"{non_folder_entries[0]}, and no checkpoint",
                 why=f"it has the name of a newer step than {steps[-1]}, the newest checkpoint",
                 fix=f"--step {steps[-1]}   # the newest checkpoint",
             )
@@ -197,17 +203,18 @@ class CheckpointStore:
         try:
             return self._read(chosen)
         except CheckpointError as error:
-            if (before := self._whole_before(chosen)) is not None:
+            if (before := self._newest_intact_before(chosen)) is not None:
                 error.fixes.insert(0, f"--step {before}   # the newest whole one before it")
             raise
 
-    def _others(self) -> list[str]:
-        """Return commands for a run without a checkpoint: its adapters, or resuming it."""
+    def _other_commands(self) -> list[str]:
+        """Return commands for a run without a checkpoint: those for its adapters, or to resume
+        it."""
         run = self.folder.parent
         adapters = sorted(path for path in (run / ADAPTERS).glob("*") if path.is_dir())
         return [f"{path}   # one of its adapters" for path in adapters] or [f"miles resume {run}"]
 
-    def _whole_before(self, step: int) -> int | None:
+    def _newest_intact_before(self, step: int) -> int | None:
         for earlier in reversed([other for other in self.steps() if other < step]):
             with suppress(CheckpointError):
                 return self._read(earlier).step
@@ -257,17 +264,17 @@ class CheckpointStore:
             shutil.rmtree(path)
 
 
-def steps_to_forget(
+def steps_to_remove(
     complete: list[int], torn: list[int], *, newest: int, keep: int, protect: set[int]
 ) -> list[int]:
     """Return the steps to remove when `newest` is complete: complete ones beyond the `keep` newest,
-    and torn ones before it. Steps after `newest` belong to an abandoned past of the run: they do
-    not count as kept."""
+    and incomplete ones before it. Steps after `newest` belong to an abandoned continuation of the
+    run, and do not count as kept."""
     ours = [step for step in sorted(complete) if step not in protect and step <= newest]
     return ours[:-keep] + [step for step in torn if step < newest and step not in protect]
 
 
-def not_written(folder: Path, why: str | OSError) -> CheckpointError:
+def save_failed(folder: Path, why: str | OSError) -> CheckpointError:
     """Return the error of a failed save."""
     return CheckpointError(
         f"the checkpoint {folder} could not be written",
@@ -306,7 +313,8 @@ def write_manifest(folder: Path, manifest: CheckpointManifest) -> CheckpointMani
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that has its old content or all of the new one, even after a power cut."""
+    """Write a file such that even after a power cut it has its old content or all of the new
+    one."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(text, encoding="utf-8")
     sync(part)

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from milescli.checkpoint.safetensors_file import FETCH_AGAIN, SafetensorsFile
+from milescli.checkpoint.safetensors_file import DOWNLOAD_AGAIN, SafetensorsFile
 from milescli.core.errors import CheckpointError
 from milescli.core.files import open_regular, read_json
 
@@ -20,21 +20,21 @@ _NUM_SAMPLES = 16
 
 
 def require_weights(folder: Path) -> dict[str, bool]:
-    """Return for each tensor whether it holds real numbers. Raise CheckpointError if a file is
+    """Return name -> True if the tensor holds real numbers. Raises CheckpointError if a file is
     missing or truncated, or contradicts the index."""
-    names, index = file_names(folder)
+    names, index = weight_file_names(folder)
     files: dict[str, SafetensorsFile] = {}
     try:
         for name in names:
             files[name] = SafetensorsFile(folder / name)
-        one_place(folder, files, index)
+        file_by_tensor(folder, files, index)
         return {name: at.is_real for file in files.values() for name, at in file.tensors.items()}
     finally:
         for file in files.values():
             file.close()
 
 
-def mark_of(folder: Path) -> str:
+def digest_of(folder: Path) -> str:
     """Return a digest that identifies a base model: SHA-256, hex, over the name, the size and
     samples of each safetensors file. Reading the samples takes no noticeable time."""
     digest = hashlib.sha256()
@@ -51,7 +51,7 @@ def mark_of(folder: Path) -> str:
 
 def require_base(expected: str, base: Path, *, checkpoint: Path) -> None:
     """Raise CheckpointError if `base` is not the model whose digest is `expected`."""
-    if mark_of(base) != expected:
+    if digest_of(base) != expected:
         raise CheckpointError(
             f"the adapter of `{checkpoint}` belongs to another base model than `{base}`",
             why="its weight files differ from those that the adapter was trained with",
@@ -59,29 +59,32 @@ def require_base(expected: str, base: Path, *, checkpoint: Path) -> None:
         )
 
 
-def one_place(
+def file_by_tensor(
     folder: Path, files: Mapping[str, SafetensorsFile], index: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the name of each tensor's file. Raise CheckpointError if two files have the same
-    tensor, or the index names another file."""
+    """Return name of each tensor -> its file. Raises CheckpointError if two files have the same
+    tensor, or if the index names another file."""
     where: dict[str, str] = {}
     for file_name, file in files.items():
         for name in file.tensors:
             if name in where:
                 why = f"`{name}` is in `{where[name]}` and in `{file_name}`"
-                raise CheckpointError(f"`{folder}` has no usable weights", why=why, fix=FETCH_AGAIN)
+                raise CheckpointError(
+                    f"`{folder}` has no usable weights", why=why, fix=DOWNLOAD_AGAIN
+                )
             where[name] = file_name
     for name, file_name in index.items():
         if where.get(name) != file_name:
             place = f"it is in `{where[name]}`" if name in where else "it is in no file"
             why = f"{INDEX_NAME} says that `{name}` is in `{file_name}`, and {place}"
-            raise CheckpointError(f"`{folder}` has no usable weights", why=why, fix=FETCH_AGAIN)
+            raise CheckpointError(f"`{folder}` has no usable weights", why=why, fix=DOWNLOAD_AGAIN)
     return where
 
 
-def file_names(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the names of the weight files, and the index (tensor -> file; empty if the folder has
-    no index file). Raise CheckpointError if a file is missing or the index is unreadable."""
+def weight_file_names(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return (names of the weight files, the index: tensor -> file). The index is empty if the
+    folder has no index file. Raises CheckpointError if a file is missing or the index is
+    unreadable."""
     index = folder / INDEX_NAME
     weight_map: dict[str, str] = {}
     if index.exists():
@@ -90,20 +93,20 @@ def file_names(folder: Path) -> tuple[list[str], dict[str, str]]:
             names = sorted(set(weight_map.values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"cannot read `{index}`", why=f"{type(error).__name__}: {error}", fix=FETCH_AGAIN
+                f"cannot read `{index}`", why=f"{type(error).__name__}: {error}", fix=DOWNLOAD_AGAIN
             ) from error
         if outside := [name for name in names if Path(name).name != name]:
             raise CheckpointError(
                 f"cannot read `{index}`",
                 why=f"`{outside[0]}` is outside the folder",
-                fix=FETCH_AGAIN,
+                fix=DOWNLOAD_AGAIN,
             )
     else:
         names = sorted(path.name for path in folder.glob("*.safetensors"))
     missing = [name for name in names if not (folder / name).exists()]
     if missing or not names:
         raise CheckpointError(
-            f"`{folder}` has no usable weights", why=_why_none(folder, missing), fix=FETCH_AGAIN
+            f"`{folder}` has no usable weights", why=_why_none(folder, missing), fix=DOWNLOAD_AGAIN
         )
     return names, weight_map
 

@@ -15,14 +15,14 @@ from milescli.recipe.load import LoadedRecipe
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
-LOOK_EVERY_S = 5.0
+CHECK_INTERVAL_S = 5.0
 """Seconds between two checks while waiting for nodes."""
 _KEY = "machine.on_node_loss"
 
 
-def nodes_that_are_left(loaded: LoadedRecipe, *, output: Output) -> tuple[LoadedRecipe, RunNodes]:
-    """Return the remaining nodes, and the recipe for that many. Raises as `find_nodes`; TooFewNodes
-    if none remains, if the recipe requires spare nodes, or if none joined in time."""
+def remaining_nodes(loaded: LoadedRecipe, *, output: Output) -> tuple[LoadedRecipe, RunNodes]:
+    """Return the remaining nodes, and the recipe for that many. Raises as `find_nodes` does, and
+    TooFewNodes if none remains, if the recipe requires spare nodes, or if none joined in time."""
     try:
         return loaded, find_nodes(loaded, output=output)
     except TooFewNodes as error:
@@ -31,12 +31,12 @@ def nodes_that_are_left(loaded: LoadedRecipe, *, output: Output) -> tuple[Loaded
             raise
         if how == "wait":
             return loaded, _wait(loaded, error, output=output)
-        fewer = for_nodes(error.num_usable, loaded)
+        fewer = with_num_nodes(error.num_usable, loaded)
         output.warn(f"{error.what}: the run is planned for these ({_KEY}=shrink)")
         return fewer, find_nodes(fewer, output=output)
 
 
-def for_nodes(num_nodes: int, loaded: LoadedRecipe) -> LoadedRecipe:
+def with_num_nodes(num_nodes: int, loaded: LoadedRecipe) -> LoadedRecipe:
     """Return the same recipe for another number of nodes."""
     machine = loaded.recipe.machine.model_copy(update={"nodes": num_nodes})
     recipe = loaded.recipe.model_copy(update={"machine": machine})
@@ -49,7 +49,7 @@ def _wait(loaded: LoadedRecipe, error: TooFewNodes, *, output: Output) -> RunNod
     output.warn(f"{error.what}: waiting {format_duration(bound_s)} at most ({_KEY}=wait)")
     deadline = time.monotonic() + bound_s
     while True:
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(CHECK_INTERVAL_S)
         try:
             return find_nodes(loaded, output=output)
         except TooFewNodes as still:

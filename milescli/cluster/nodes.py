@@ -1,5 +1,5 @@
 """Chooses the computers of a run: this one, or nodes of an existing Ray cluster. The driver
-compares and checks them before it makes a run directory or starts an actor."""
+compares and checks them before it creates a run directory or starts an actor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.backends.ray.everywhere import NodeAnswer, each_node, joined
+from milescli.backends.ray.each_node import NodeResult, joined, run_on_each_node
 from milescli.backends.ray.nodes import ClusterNode, free_resources
 from milescli.cluster.report import (
     FOLDER_DIGEST,
@@ -29,7 +29,7 @@ from milescli.recipe.machine import MachineSettings
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
-ASK_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 120.0
 """Time limit for all nodes to answer: Ray starts a Python process there, and a vendor's tool takes
 seconds."""
 
@@ -40,8 +40,8 @@ class TooFewNodes(MachineError):
     num_usable: int = 0
 
     @classmethod
-    def of(cls, settings: MachineSettings, answers: Sequence[NodeAnswer]) -> TooFewNodes:
-        """Make the error of `answers`, those of the existing nodes."""
+    def of(cls, settings: MachineSettings, answers: Sequence[NodeResult]) -> TooFewNodes:
+        """Make the error from `answers`, those of the existing nodes."""
         silent = [f"{answer.node}: {answer.error}" for answer in answers if answer.error]
         there = ", ".join(str(answer.node) for answer in answers if not answer.error) or "none"
         num_usable = len(answers) - len(silent)
@@ -71,8 +71,8 @@ class RunNode:
         return self.report.machine.nodes[0].devices[: self.node.num_gpus]
 
     def interface_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return GLOO_ and NCCL_SOCKET_IFNAME for processes on this node. The user's setting wins,
-        there or for the driver (`environ`); else the interface whose address the other nodes
+        """Return GLOO_ and NCCL_SOCKET_IFNAME for processes on this node. The user's setting on the
+        node or for the driver (`environ`) wins; else the interface whose address the other nodes
         know."""
         own = self.report.interfaces.get(self.node.address)
         chosen = {
@@ -94,19 +94,19 @@ class RunNodes:
     """[plan nodes] in the plan's order; empty without a cluster."""
 
     @property
-    def beyond_this_computer(self) -> bool:
+    def spans_computers(self) -> bool:
         """Return True if some process will run on another computer than the driver."""
         return any(not member.node.is_driver for member in self.chosen)
 
     def describe(self) -> str:
-        """Return the line that says where a run takes place."""
+        """Return the line that says where the run takes place."""
         names = ", ".join(str(member.node) for member in self.chosen)
         return f"Ray cluster at {self.address}: {names}"
 
     def require_shared(self, run_dir: Path, *model_dirs: Path) -> None:
-        """Raise MachineError if another node does not see the run directory, CheckpointError if a
+        """Raise MachineError if another node cannot read the run directory, CheckpointError if a
         model folder of the run differs there."""
-        if not self.beyond_this_computer:
+        if not self.spans_computers:
             return
         assert self.address is not None
         only = [member.node.node_id for member in self.chosen]
@@ -118,7 +118,7 @@ class RunNodes:
 
 
 def _require_run_dir(run_dir: Path, address: str, only: Sequence[str]) -> None:
-    answers = _all_answered(who_sees(run_dir, address, only=only))
+    answers = _all_answered(probe_shared_folder(run_dir, address, only=only))
     blind = [answer.node for answer in answers if not answer.result]
     if blind:
         raise MachineError(
@@ -134,11 +134,11 @@ def _require_run_dir(run_dir: Path, address: str, only: Sequence[str]) -> None:
 
 def _require_model(model_dir: Path, address: str, only: Sequence[str]) -> None:
     answers = _all_answered(
-        each_node(
+        run_on_each_node(
             address,
             FOLDER_DIGEST,
             {"folder": str(model_dir)},
-            timeout_s=ASK_TIMEOUT_S,
+            timeout_s=ANSWER_TIMEOUT_S,
             only=only,
         )
     )
@@ -159,17 +159,18 @@ def _require_model(model_dir: Path, address: str, only: Sequence[str]) -> None:
         )
 
 
-def who_sees(folder: Path, address: str, *, only: Sequence[str]) -> list[NodeAnswer]:
-    """Test whether each node reads in `folder` what is written there now. `only` are ids of nodes.
-    Raises OSError if it cannot be written here."""
+def probe_shared_folder(folder: Path, address: str, *, only: Sequence[str]) -> list[NodeResult]:
+    """Test whether each node can read a file that is written to `folder` now, and return the
+    answers. `only` limits the test to nodes with these ids. Raises OSError if the file cannot be
+    written here."""
     nonce, file = secrets.token_hex(8), folder / f".miles-seen-{secrets.token_hex(4)}"
     file.write_text(nonce, encoding="utf-8")
     try:
-        return each_node(
+        return run_on_each_node(
             address,
             HAS_NONCE,
             {"file": str(file), "nonce": nonce},
-            timeout_s=ASK_TIMEOUT_S,
+            timeout_s=ANSWER_TIMEOUT_S,
             only=only,
         )
     finally:
@@ -177,15 +178,15 @@ def who_sees(folder: Path, address: str, *, only: Sequence[str]) -> list[NodeAns
 
 
 def planning_machine(loaded: LoadedRecipe) -> Machine:
-    """Return the machine for which a plan alone is made: this computer times the recipe's nodes, or
-    the nodes of the named cluster."""
+    """Return the machine for which a plan is made without a run: this computer times the recipe's
+    nodes, or the nodes of the named cluster."""
     settings = loaded.recipe.machine
     return probe() if settings.address is None else choose_nodes(settings).machine
 
 
 def find_nodes(loaded: LoadedRecipe, *, output: Output | None) -> RunNodes:
-    """Return the computers of a run. A joined cluster is reported in one line, with the setting
-    that named it. Raises as `choose_nodes`."""
+    """Return the computers of a run. Reports a joined cluster in one line, with the setting that
+    named it. Raises as `choose_nodes` does."""
     nodes = choose_nodes(loaded.recipe.machine)
     if nodes.address is not None and output is not None:
         output.note(f"{nodes.describe()} ({loaded.origins['machine.address']})")
@@ -201,7 +202,7 @@ def choose_nodes(settings: MachineSettings) -> RunNodes:
             raise _no_cluster_named(settings.nodes)
         return RunNodes(machine=probe())
     with joined(settings.address):
-        answers = each_node(settings.address, NODE_REPORT, timeout_s=ASK_TIMEOUT_S)
+        answers = run_on_each_node(settings.address, NODE_REPORT, timeout_s=ANSWER_TIMEOUT_S)
         free = free_resources()
     members = [
         RunNode(node=answer.node, report=answer.result)
@@ -219,7 +220,7 @@ def choose_nodes(settings: MachineSettings) -> RunNodes:
 
 
 def _no_cluster_named(num_nodes: int) -> MachineError:
-    """Return the error that several computers are wanted, but no cluster is named."""
+    """Return the error that several computers are wanted but no cluster is named."""
     return MachineError(
         f"{num_nodes} nodes are requested, but no Ray cluster is named",
         why="miles starts Ray only on this computer; for several nodes it joins a running cluster",
@@ -235,8 +236,8 @@ def _no_cluster_named(num_nodes: int) -> MachineError:
 def _choose(
     members: list[RunNode], settings: MachineSettings, free: Mapping[str, Mapping[str, float]]
 ) -> list[RunNode]:
-    """Choose `settings.nodes` of them: those with enough devices and free ones first, then in the
-    given order, which is kept."""
+    """Choose `settings.nodes` of them: first those with enough devices that are free, then those
+    with enough devices. Returns them in the given order."""
 
     def lacks(member: RunNode) -> tuple[bool, bool]:
         there = len(member.devices)
@@ -300,8 +301,8 @@ def _require_devices(chosen: Sequence[RunNode], settings: MachineSettings) -> No
 
 
 def _as_one_machine(chosen: Sequence[RunNode]) -> Machine:
-    """Return all nodes, each with the resources of the weakest: a plan gives every node the
-    same."""
+    """Return a machine of all nodes, each with the resources of the weakest: a plan gives every
+    node the same."""
     nodes = [member.report.machine.nodes[0] for member in chosen]
     weakest: Node = replace(
         nodes[0],
@@ -313,7 +314,7 @@ def _as_one_machine(chosen: Sequence[RunNode]) -> Machine:
     return replace(chosen[0].report.machine, nodes=[weakest] * len(nodes))
 
 
-def _all_answered(answers: list[NodeAnswer]) -> list[NodeAnswer]:
+def _all_answered(answers: list[NodeResult]) -> list[NodeResult]:
     for answer in answers:
         if answer.error is not None:
             raise answer.error

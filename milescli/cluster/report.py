@@ -1,6 +1,6 @@
-"""What one node of a cluster reports of itself: devices, versions, interfaces, whether it sees a
-folder of the driver. Called on every node by `each_node`, and on the driver itself; takes no
-device."""
+"""Reports what one node of a cluster knows of itself: devices, versions, interfaces, and whether it
+can read a folder of the driver. Called on every node by `run_on_each_node`, and on the driver
+itself; takes no device."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _source_digest() -> str:
 
 
 def has_nonce(*, file: str, nonce: str) -> bool:
-    """Return True if this node reads what the driver wrote."""
+    """Return True if this node can read what the driver wrote."""
     try:
         return Path(file).read_text(encoding="utf-8") == nonce
     except OSError:
@@ -89,7 +89,7 @@ def has_nonce(*, file: str, nonce: str) -> bool:
 
 def folder_digest(*, folder: str) -> str:
     """Digest names, sizes and small files of a model folder, so that equal copies on local disks
-    count as equal. Empty if there is no such folder."""
+    count as equal. Returns an empty text if there is no such folder."""
     digest, files = hashlib.sha256(), [file for file in Path(folder).glob("*") if file.is_file()]
     for file in sorted(files):
         size = file.stat().st_size

@@ -20,15 +20,15 @@ from milescli.platform.ports import free_ports
 
 LOOPBACK = "127.0.0.1"
 PORTS_TIMEOUT_S = 60.0
-"""Bound on an agent's reply with free ports."""
+"""Time limit of an agent's reply with free ports."""
 RELEASE_TIMEOUT_S = 30.0
-"""Bound on the clean-up of other nodes: longer than a watchdog takes."""
+"""Time limit of the clean-up of other nodes: longer than a watchdog takes."""
 
 
 @dataclass(slots=True, kw_only=True)
 class NodeResources:
-    """Manages the nodes of a session; `take` comes before any process starts, `release` after all
-    were told to end."""
+    """Manages the nodes of a session. Call `take` before any process starts, and `release` after
+    all were told to end."""
 
     plan: Plan
     nodes: RunNodes
@@ -36,7 +36,7 @@ class NodeResources:
     token: str
     """Token of the run, by which watchdogs know its processes."""
     temp_dir: Path
-    """The run's TMPDIR, by the same name everywhere."""
+    """The run's TMPDIR, with the same name on all nodes."""
     api_key: str = field(repr=False)
     """Key that engines require, also on loopback: a computer may have other users."""
     agents: dict[int, ActorHandle] = field(default_factory=dict)
@@ -45,8 +45,8 @@ class NodeResources:
     """[plan nodes][devices] as Ray gave them; empty on a CPU."""
 
     async def take(self, *, timeout_s: float) -> None:
-        """Reserve the plan's slots, find out their devices, and start an agent on every node but
-        the driver's."""
+        """Reserve the plan's slots, find their devices, and start an agent on every node except the
+        driver's."""
         await self.cluster.place(self.plan, timeout_s=timeout_s)
         self.device_names = await self._name_devices(timeout_s)
         kwargs = {"token": self.token, "temp_dir": str(self.temp_dir)}
@@ -75,16 +75,16 @@ class NodeResources:
         return [visibility.device_names(kind, places, os.environ)]
 
     def host(self, node: int) -> str:
-        """Return the host on which servers of a node listen: loopback, unless some process of the
-        run is on another computer."""
-        return self.cluster.nodes[node].address if self.nodes.beyond_this_computer else LOOPBACK
+        """Return the host on which servers of a node listen: loopback, unless a process of the run
+        is on another computer."""
+        return self.cluster.nodes[node].address if self.nodes.spans_computers else LOOPBACK
 
     def interfaces(self, node: int) -> dict[str, str]:
-        """Return variables that name the network interface for collectives; none if the run is on
-        this computer alone."""
+        """Return variables that name the network interface for collectives; returns none if the run
+        is on this computer alone."""
         return (
             self.nodes.chosen[node].interface_variables(os.environ)
-            if self.nodes.beyond_this_computer
+            if self.nodes.spans_computers
             else {}
         )
 

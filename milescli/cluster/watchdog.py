@@ -25,21 +25,22 @@ from milescli.core.errors import MachineError
 from milescli.core.private import without_secrets
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of, state_of
 from milescli.core.silence import is_stopped_process
-from milescli.platform.memory_record import MemoryRecord, pids_noted
+from milescli.platform.memory_record import MemoryRecord, recorded_pids
 from milescli.platform.ports import free_ports
 
-LOOK_EVERY_S = 2.0
+LIST_INTERVAL_S = 2.0
 """Seconds between two lists of the run's processes: a killed one can no longer be asked what it
 left behind."""
 TERM_GRACE_S, KILL_GRACE_S = 3.0, 10.0
 """Seconds between TERM and KILL; then until the watchdog gives up on processes that survive
 KILL."""
-REPORT_WITHIN_S = 60.0
+REPORT_TIMEOUT_S = 60.0
 """Time for the report of `miles why` on a killed driver."""
-CHECK_EVERY_S = 0.5
+CHECK_INTERVAL_S = 0.5
 """Seconds between two checks, by the process that started it, that the watchdog lives."""
 WATCHED_VARIABLE = "MILES_WATCHED_TOKEN"
-"""How the watchdog learns the token: under its own name, the watchdog would end itself."""
+"""Variable through which the watchdog learns the token: with the usual one, the watchdog would end
+itself."""
 
 
 class Watchdog:
@@ -56,15 +57,15 @@ class Watchdog:
         """Number of replacements that had to be started."""
         self._lock, self._released = threading.Lock(), threading.Event()
         self._pid = self._pipe = self._done = -1
-        self._begin()
-        threading.Thread(target=self._keep, name="watchdog", daemon=True).start()
+        self._start()
+        threading.Thread(target=self._keep_alive, name="watchdog", daemon=True).start()
 
     def write_verdict_to(self, file: Path) -> None:
-        """Name the file that the driver writes when it ends in order. If it is missing then, the
-        watchdog writes into it that the driver was killed."""
+        """Set the file that the driver writes when it ends in order. If it is missing then, the
+        watchdog writes to it that the driver was killed."""
         with self._lock:
             self._verdicts.append(file)
-            self._tell(file)
+            self._send_verdict(file)
 
     def release(self, *, timeout_s: float = TERM_GRACE_S + KILL_GRACE_S + 5.0) -> None:
         """Request the clean-up and wait for it. The driver calls this at its own end. Idempotent.
@@ -74,8 +75,8 @@ class Watchdog:
                 return
             self._released.set()
             has_ended = self._finish(timeout_s)
-            if has_ended and self._is_left():  # it was killed as it was asked
-                self._begin()
+            if has_ended and self._is_abandoned():  # it was killed as it was asked
+                self._start()
                 has_ended = self._finish(timeout_s)
             if not has_ended:
                 raise TimeoutError(
@@ -86,20 +87,20 @@ class Watchdog:
         self._replace_if_gone()
         os.close(self._pipe)
         deadline = time.monotonic() + timeout_s
-        while not (has_ended := _is_readable(self._done, CHECK_EVERY_S)):
+        while not (has_ended := _is_readable(self._done, CHECK_INTERVAL_S)):
             if time.monotonic() > deadline:
                 break
             _end_if_suspended(self._pid)
         os.close(self._done)
         return has_ended
 
-    def _is_left(self) -> bool:
+    def _is_abandoned(self) -> bool:
         folders = any(folder.exists() for folder in self._scratch_dirs)
         return folders or any(processes_of(self._token))
 
-    def _keep(self) -> None:
+    def _keep_alive(self) -> None:
         was_suspended = False
-        while not self._released.wait(CHECK_EVERY_S):
+        while not self._released.wait(CHECK_INTERVAL_S):
             with self._lock:
                 is_suspended = _is_suspended(self._pid)
                 if not self._released.is_set() and (not is_suspended or was_suspended):
@@ -112,10 +113,10 @@ class Watchdog:
         if _is_readable(self._done, 0.0):
             os.close(self._pipe)
             os.close(self._done)
-            self._begin()
+            self._start()
             self.num_replaced += 1
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         reading, self._pipe = os.pipe()
         self._done, ended = os.pipe()
         command = [sys.executable, "-m", "milescli.cluster.watchdog", "--pipe", str(reading)]
@@ -138,15 +139,15 @@ class Watchdog:
         os.close(ended)
         self._pid = int(started.stdout)
         for verdict in self._verdicts:
-            self._tell(verdict)
+            self._send_verdict(verdict)
 
-    def _tell(self, verdict: Path) -> None:
+    def _send_verdict(self, verdict: Path) -> None:
         with suppress(BrokenPipeError):  # it has died: the next one is told
             os.write(self._pipe, os.fsencode(verdict) + b"\0")
 
 
 def _is_readable(pipe: int, within_s: float) -> bool:
-    """Return True if there is data, or the other end was closed. Unlike `select`, works for any
+    """Return True if there is data, or if the other end was closed. Unlike `select`, works for any
     descriptor number."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
@@ -158,7 +159,7 @@ def start_watchdog(*, token: str, scratch_dirs: list[Path]) -> Watchdog:
     return Watchdog(token=token, scratch_dirs=scratch_dirs)
 
 
-def is_on_duty(pid: int) -> bool:
+def is_watching(pid: int) -> bool:
     """Return True if this process is a watchdog that is alive and not suspended."""
     return _is_watchdog(pid) and not is_stopped_process(pid)
 
@@ -182,9 +183,11 @@ def _end_if_suspended(pid: int) -> bool:
     return is_suspended
 
 
-def clean_up_instead(*, token: str, scratch_dirs: list[Path], verdict: Path | None) -> None:
-    """Do what the watchdog of a dead driver would have done, if it died too or is suspended. Raises
-    TimeoutError."""
+def clean_up_without_watchdog(
+    *, token: str, scratch_dirs: list[Path], verdict: Path | None
+) -> None:
+    """Do what the watchdog of a dead driver would have done, if it also died or is suspended.
+    Raises TimeoutError."""
     for watchdog in processes_of(token, variable=WATCHED_VARIABLE):
         _end_if_suspended(watchdog)
     instead = start_watchdog(token=token, scratch_dirs=scratch_dirs)
@@ -245,18 +248,18 @@ def main() -> None:
     there = set[int]()
     memory = MemoryRecord(driver=options.driver)
     while True:
-        if not select.select([options.pipe], [], [], LOOK_EVERY_S)[0]:
+        if not select.select([options.pipe], [], [], LIST_INTERVAL_S)[0]:
             before, there = there, set(processes_of(token))
             if ended := {pid for pid in before - there if state_of(pid) in (None, "Z")}:
                 # of ranks of trainer and engines: the run goes on
                 _remove_shared_memory(ended, named=("miles", "sgl"))
             seen.update(there)
-            memory.look(there)
+            memory.sample(there)
         elif more := os.read(options.pipe, 65536):
             received += more
             memory.folder = next((v.parent for v in reversed(_verdicts(received))), None)
             if memory.folder is not None:  # what a watchdog before this one has seen
-                seen |= pids_noted(memory.folder) - {options.driver}
+                seen |= recorded_pids(memory.folder) - {options.driver}
         else:
             break
     stop_all(token, seen=seen)
@@ -277,7 +280,7 @@ def _verdicts(received: bytes) -> list[Path]:
 
 
 def _report(log_dir: Path) -> None:
-    """Write the report in a process of its own: it imports more than a watchdog may."""
+    """Write the report in a separate process: it imports more than a watchdog may."""
     command = [sys.executable, "-m", "milescli.autopsy.why", str(log_dir)]
     with suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
@@ -285,7 +288,7 @@ def _report(log_dir: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=REPORT_WITHIN_S,
+            timeout=REPORT_TIMEOUT_S,
             check=False,
         )
 
@@ -298,10 +301,9 @@ CLEAN_UP_S = TERM_GRACE_S + KILL_GRACE_S + 5.0
 """Time for the watchdog to end what a dead driver left."""
 
 
-def watchdog_on_duty(token: str) -> bool:
-    """Return True if a watchdog that is alive and not suspended watches the processes with this
-    token."""
-    return any(map(is_on_duty, processes_of(token, variable=WATCHED_VARIABLE)))
+def has_watchdog(token: str) -> bool:
+    """Return True if a running watchdog watches the processes with this token."""
+    return any(map(is_watching, processes_of(token, variable=WATCHED_VARIABLE)))
 
 
 def wait_for_clean_up(
@@ -314,9 +316,11 @@ def wait_for_clean_up(
         is_left = any(processes_of(token)) or any(folder.exists() for folder in scratch_dirs)
         if not is_left and (verdict is None or verdict.exists()):
             return
-        if not watchdog_on_duty(token):
+        if not has_watchdog(token):
             with suppress(TimeoutError):  # what is left is told below
-                clean_up_instead(token=token, scratch_dirs=[*scratch_dirs], verdict=verdict)
+                clean_up_without_watchdog(
+                    token=token, scratch_dirs=[*scratch_dirs], verdict=verdict
+                )
             break
         time.sleep(0.1)
     if left := list(processes_of(token)):

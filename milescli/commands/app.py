@@ -68,9 +68,9 @@ from milescli.console.standard_streams import (
     outlive_readers,
     print_nothing_more,
 )
-from milescli.core.driver_pipe import say
+from milescli.core.driver_pipe import report_to_parent
 from milescli.core.errors import DISK_FULL, ExitCode, MachineError, MilesError, NodesJoined
-from milescli.core.files import unusable
+from milescli.core.files import path_error
 
 
 def write_crash_report(error: BaseException, *, argv: list[str]) -> Path:
@@ -195,9 +195,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code = _run(argv)
     except SystemExit as ended:
-        say(code=ended.code)
+        report_to_parent(code=ended.code)
         raise
-    say(code=int(code))
+    report_to_parent(code=int(code))
     return code
 
 
@@ -228,7 +228,7 @@ def _run(argv: list[str] | None) -> int:
             output.note(f"{error.what}: {error.why}")
         else:
             output.error(with_typed_command(error))
-        say(error=error.as_dict())
+        report_to_parent(error=error.as_dict())
         return error.exit_code
     except typer.TyperException as error:
         output.error(_usage_error(error, argv))
@@ -240,7 +240,7 @@ def _run(argv: list[str] | None) -> int:
         return ExitCode.DONE
     except OSError as error:
         full = _disk_full(error) if error.errno in DISK_FULL else None
-        shown = full or unusable(error) or _internal_error(error, argv)
+        shown = full or path_error(error) or _internal_error(error, argv)
         output.error(shown)
         print_nothing_more()
         return shown.exit_code

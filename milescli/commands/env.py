@@ -54,9 +54,11 @@ def check(
     deterministic for a seed, returns invalid steps, exceeds its range of rewards, or leaks
     resources."""
     from milescli.commands.show.listings import settings_of, show_checked_environment
-    from milescli.listings.environments import checked
+    from milescli.listings.environments import check_environment
 
-    show_checked_environment(name, checked(name, settings_of(settings), data), output=context.obj)
+    show_checked_environment(
+        name, check_environment(name, settings_of(settings), data), output=context.obj
+    )
 
 
 @verb("play", examples=PLAY_EXAMPLES, group=GROUP)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import RECIPE_FILE
-from milescli.core.errors import CheckpointError, MachineError, nearest, unreadable
+from milescli.core.errors import CheckpointError, MachineError, nearest, unreadable_folder
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -80,7 +80,7 @@ def _is_run(folder: Path) -> bool:
     try:
         return (folder / RECIPE_FILE).is_file()
     except PermissionError as error:
-        raise unreadable(folder, error) from error
+        raise unreadable_folder(folder, error) from error
 
 
 def _is_restored(folder: Path) -> bool:

@@ -50,7 +50,7 @@ def logs(
 ) -> None:
     """List the logs of a run's processes, or show the end of one log."""
     folder = newest_run(run)
-    from milescli.checkpoint.run_control import added_lines, last_lines, logs_of
+    from milescli.checkpoint.run_control import follow_lines, last_lines, logs_of
     from milescli.checkpoint.run_dir import open_run
 
     output: Output = context.obj
@@ -74,7 +74,7 @@ def logs(
     tail, end = last_lines(file, lines)
     output.json("log", {"path": str(file), "text": tail})
     output.text(tail)
-    for text in added_lines(file, end, opened) if follow else ():
+    for text in follow_lines(file, end, opened) if follow else ():
         output.json("log", {"path": str(file), "text": text})
         output.text(text)
 

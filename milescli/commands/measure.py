@@ -18,7 +18,7 @@ from milescli.console.columns import percent
 from milescli.console.output import Output
 from milescli.core.errors import DataError, FitError
 from milescli.core.units import format_duration
-from milescli.plan.engines_alone import ELSEWHERE
+from milescli.plan.engines_alone import REMOTE_SERVER_FIX
 from milescli.rollout.evaluation.statistics import LEVEL, Estimate
 from milescli.runtime.evaluation.results import (
     Comparison,
@@ -164,7 +164,9 @@ _TOKENS = re.compile(r"--set rollout\.max_response_tokens=(\d+)")
 
 def _fixes_for_verb(fixes: Sequence[str], verb: str) -> list[str]:
     """Return the fixes of an evaluation as `miles chat` and `miles serve` take them."""
-    fixes_left = [fix.replace("miles eval", f"miles {verb}") for fix in fixes if fix != ELSEWHERE]
+    fixes_left = [
+        fix.replace("miles eval", f"miles {verb}") for fix in fixes if fix != REMOTE_SERVER_FIX
+    ]
     fixes_left = [_TOKENS.sub(r"--tokens \1", fix) for fix in fixes_left]
     return fixes_left or [f"miles {verb} Qwen/Qwen3-0.6B   # a smaller model"]
 

@@ -62,7 +62,7 @@ def profile(
         engines=wanted_engines,
         memory=memory,
     )
-    state = wait.profiled(opened, wanted, tell=output.note)
+    state = wait.request_profile(opened, wanted, tell=output.note)
     result = summary.summarise(opened, wanted, state)
     result.require_some()
     for warning in result.warnings:

@@ -21,13 +21,13 @@ from milescli.console.columns import figures, number, rate
 from milescli.console.output import Mode, Output
 from milescli.console.panel import frame
 from milescli.core.events import (
+    AdapterEvent,
     CheckpointMirrored,
     CheckpointSaved,
     EngineTrainerChecked,
     EvalDone,
     Event,
     Notice,
-    OfAdapter,
     PhaseStarted,
     RowStepDone,
     RunEnded,
@@ -55,7 +55,7 @@ _TIMED = ("rollout", "train", "publish", "step")
 def step_line(event: Event) -> Text | None:
     """Return a step as one line, aligned with its neighbours; None for other events and for most
     warm-up steps."""
-    if isinstance(event, OfAdapter):
+    if isinstance(event, AdapterEvent):
         return _named(event.adapter, step_line(event.event))
     if isinstance(event, StepDone | RowStepDone):
         scalars = scalars_of(event)
@@ -117,7 +117,7 @@ def _named_figures(figures: Mapping[str, float], form: str) -> list[str]:
 def milestone(event: Event) -> Text | None:
     """Return the line of an event that stays on the screen: evaluations, checkpoints, warnings, the
     end. None for all others."""
-    if isinstance(event, OfAdapter):
+    if isinstance(event, AdapterEvent):
         return _named(event.adapter, milestone(event.event))
     when = f"step {event.step}" if getattr(event, "step", 0) else "before step 1"
     if isinstance(event, ValidationDone):
@@ -180,7 +180,7 @@ def milestone(event: Event) -> Text | None:
 
 def phase_line(event: Event) -> Text | None:
     """Return the line of a new phase, for logs; the panel shows it in its frame."""
-    if isinstance(event, OfAdapter):
+    if isinstance(event, AdapterEvent):
         return _named(event.adapter, phase_line(event.event))
     return (
         _line(event.phase, event.detail, theme.ACCENT) if isinstance(event, PhaseStarted) else None
@@ -283,7 +283,7 @@ class LiveRun:
         if self.output.mode is Mode.JSON:
             self.output.json("event", to_record(event))
         elif self.output.mode is Mode.QUIET:
-            own = event.event if isinstance(event, OfAdapter) else event
+            own = event.event if isinstance(event, AdapterEvent) else event
             if isinstance(own, Notice) and own.level == "warning":
                 self.output.warn(own.text)
         elif self._live is not None:

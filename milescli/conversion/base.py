@@ -1,5 +1,5 @@
-"""Defines a conversion: a direction makes a plan, and `convert` executes it. Protocol and data;
-`to_megatron` and `to_hf` are the directions."""
+"""Defines a conversion: a direction makes a plan, and `convert` executes it. `to_megatron` and
+`to_hf` are the directions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from milescli.models import WeightTable
 
 
-def verifying(output: Output) -> Callable[[int, int], Transfer]:
+def verify_progress(output: Output) -> Callable[[int, int], Transfer]:
     """Return a progress display for a store that reads every byte of a checkpoint to verify it."""
 
     def watch(step: int, size_bytes: int) -> Transfer:
@@ -37,10 +37,10 @@ def store_of(checkpoints: Path, *, output: Output | None) -> CheckpointStore:
     """Return a store for finding a checkpoint; silent without an output."""
     if output is None:
         return CheckpointStore(checkpoints)
-    return CheckpointStore(checkpoints, watch=verifying(output))
+    return CheckpointStore(checkpoints, watch=verify_progress(output))
 
 
-def writing(
+def write_progress(
     output: Output | None, *, size_bytes: int
 ) -> AbstractContextManager[Callable[[int], None]]:
     """Return a progress display for exporting a checkpoint to a folder; silent without an
@@ -56,7 +56,7 @@ _DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 
 
 def dtype_of(name: str | None) -> torch.dtype | None:
-    """Return the dtype that the command line names; None for no name."""
+    """Return the dtype that the command line names, or None without a name."""
     return None if name is None else torch_dtype(_DTYPES[name])
 
 
@@ -71,7 +71,7 @@ class ConversionPlan:
     table: WeightTable
     files: Sequence[PlannedFile]
     """The large files, in the order in which they are written."""
-    write_rest: Callable[[Path], None]
+    write_small_files: Callable[[Path], None]
     """Writes everything else into the folder with these files."""
     num_source_tensors: int
     """Each used exactly once."""
@@ -111,11 +111,11 @@ class Direction(Protocol):
         block. Raises CheckpointError if it contradicts its config.json."""
 
     def outline(self, *, output: Output) -> AbstractContextManager[ConversionPlan]:
-        """Plan like `plan` without fetching weights, for a preview."""
+        """Make a plan as `plan` does without fetching weights, for a preview."""
 
 
 def fingerprint(folder: Path, options: Mapping[str, object]) -> str:
-    """Digest everything that decides what is written: names, sizes and times of the files of a
+    """Digest everything that determines what is written: names, sizes and times of the files of a
     folder (config.json among them), the options, and the format version of this program."""
     files = sorted(
         (path.name, (stat := path.stat()).st_size, stat.st_mtime_ns)

@@ -1,5 +1,6 @@
-"""`miles convert`, in either direction: plan, write next to the target, verify, and only then
-rename to the target. Streams, checks itself, and resumes after an interruption. Needs no device."""
+"""Runs `miles convert` in either direction: plans, writes next to the target, verifies, and only
+then renames to the target. Streams, checks itself, and resumes after an interruption. Needs no
+device."""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 
 
 _SPARE_BYTES = 16 * 2**20
-"""Room for metadata, config and tokenizer, and for the file system itself."""
+"""Bytes for metadata, config and tokenizer, and for the file system itself."""
 
 
 def write_files(
     part: PartFolder, files: Sequence[PlannedFile], *, progress: Callable[[int], None]
 ) -> None:
-    """Write the missing files. Finished ones stay after Ctrl-C or on a full disk; after any other
-    error nothing stays."""
-    _require_room(part, _bytes_left(part, files))
+    """Write the missing files. Keeps finished ones after Ctrl-C or on a full disk; after any other
+    error, keeps nothing."""
+    _require_space(part, _bytes_left(part, files))
     try:
         Pipeline(part, progress=progress).run(files)
     except DiskFull as error:
@@ -49,16 +50,16 @@ def write_files(
         # what a disk or a network failed to read may be read the next time; anything else will be
         # wrong again
         if isinstance(error.__cause__, OSError):
-            error.fixes += _ways_out(part)
+            error.fixes += _resume_or_discard_commands(part)
         else:
             part.discard()
         raise
 
 
 @contextmanager
-def completing(part: PartFolder) -> Iterator[None]:
-    """Guard the block that writes the small files and verifies the result: a failure leaves
-    nothing, except that a full disk and Ctrl-C leave the finished files."""
+def discarding_on_failure(part: PartFolder) -> Iterator[None]:
+    """Guard the block that writes the small files and verifies the result: a failure removes
+    everything, except that a full disk and Ctrl-C leave the finished files."""
     try:
         yield
     except MilesError:
@@ -76,12 +77,12 @@ def _interrupted(part: PartFolder, how_far: str) -> Stopped:
     return Stopped(
         "the conversion was interrupted",
         why=f"{how_far}, and kept in {part.path}",
-        fix=_ways_out(part),
+        fix=_resume_or_discard_commands(part),
     )
 
 
-def _ways_out(part: PartFolder) -> list[str]:
-    """Return the command that resumes from the finished files, and the one that discards them."""
+def _resume_or_discard_commands(part: PartFolder) -> list[str]:
+    """Return the command that resumes from the finished files and the one that discards them."""
     resume = f"{part.command}   # goes on" if part.command else "the same once more: it goes on"
     return [resume, f"rm -r {shlex.quote(str(part.path))}   # throws it away"]
 
@@ -90,7 +91,7 @@ def _bytes_left(part: PartFolder, files: Sequence[PlannedFile]) -> int:
     return sum(file.size_bytes for file in files if file.name not in part.finished)
 
 
-def _require_room(part: PartFolder, left: int) -> None:
+def _require_space(part: PartFolder, left: int) -> None:
     free, needed = integrity.free_bytes(part.path), left + _SPARE_BYTES
     if not left or free >= needed:
         return
@@ -120,7 +121,7 @@ def _disk_full(part: PartFolder, files: Sequence[PlannedFile]) -> CheckpointErro
         "the disk is full",
         why=f"{format_bytes(part.finished_bytes)} are finished and stored in {part.path}; "
         f"{format_bytes(left)} remain to be written, and {format_bytes(free)} are free: {missing}",
-        fix=_ways_out(part),
+        fix=_resume_or_discard_commands(part),
     )
 
 
@@ -135,11 +136,11 @@ def convert(
     output: Output,
     verify: Verify | None = None,
 ) -> Conversion:
-    """Write `target`, which must not exist. `command`: the user's command line, to repeat after an
-    interruption. `verify` None: compare logits if the model fits into memory, else tensors. Raises
-    CheckpointError for a source that contradicts its config.json, a target that exists or was begun
-    with other options, or a full disk; MismatchError if the result computes something else; Stopped
-    after Ctrl-C."""
+    """Write `target`, which must not exist. `command` is the user's command line, to repeat after
+    an interruption. `verify` None: compare logits if the model fits into memory, else tensors.
+    Raises CheckpointError for a source that contradicts its config.json, a target that exists or
+    was begun with other options, or a full disk; MismatchError if the result computes something
+    else; Stopped after Ctrl-C."""
     began = time.monotonic()
     target = target.absolute()
     require_free(target)
@@ -162,8 +163,8 @@ def convert(
                 output, label="converting", total=plan.size_bytes, done=resumed
             ) as transfer:
                 write_files(part, plan.files, progress=transfer)
-            with completing(part):
-                plan.write_rest(part.path)
+            with discarding_on_failure(part):
+                plan.write_small_files(part.path)
                 proof = _prove(plan, part, verify=verify, output=output)
                 write_manifest(
                     part, plan, direction=direction.name, given_as=direction.source, proof=proof

@@ -1,4 +1,4 @@
-"""Reports what a conversion did, or would do with --dry-run, as plain data; and writes its
+"""Reports what a conversion did, or would do with --dry-run, as plain data, and writes its
 manifest. Filled by `convert` and `preview`, shown by the command."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from milescli.checkpoint.journal import (
     JOURNAL_NAME,
     FinishedFile,
     PartFolder,
-    part_of,
+    part_folder_of,
     read_journal,
     require_free,
 )
@@ -98,7 +98,7 @@ class Preview:
     notes: list[str]
 
 
-def collapsed(pairs: list[tuple[str, str, str]]) -> list[tuple[str, str, str, int]]:
+def merge_numbered_lines(pairs: list[tuple[str, str, str]]) -> list[tuple[str, str, str, int]]:
     """Merge lines that differ only in numbers of layers and experts, with their count."""
     counts = Counter(
         (_NUMBER.sub("*", left), _NUMBER.sub("*", right), shape) for left, right, shape in pairs
@@ -138,12 +138,12 @@ def write_manifest(
 
 
 def preview(direction: Direction, target: Path, *, output: Output) -> Preview:
-    """Return what `convert` would do. Raises as `convert`."""
+    """Return what `convert` would do. Raises as `convert` does."""
     target = target.absolute()
     require_free(target)
     with direction.outline(output=output) as plan:
         speed = measure_disk(target.parent)
-        finished, notes = _earlier(part_of(target), plan)
+        finished, notes = _earlier(part_folder_of(target), plan)
         return Preview(
             source=plan.source,
             target=str(target),
@@ -155,7 +155,7 @@ def preview(direction: Direction, target: Path, *, output: Output) -> Preview:
             finished_bytes=finished,
             disk_bytes_per_s=speed,
             seconds=max(plan.size_bytes - finished, 0) / speed,
-            mapping=collapsed(plan.pairs()),
+            mapping=merge_numbered_lines(plan.pairs()),
             notes=[*plan.notes, *notes],
         )
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from milescli.backends.hub.models import fetch_model, outline_model
 from milescli.checkpoint.base import (
-    CARRIED,
-    CHECKPOINT,
+    CARRIED_PART,
+    CHECKPOINT_PART,
     METADATA_NAME,
     RECORD_NAME,
     TRACKER_NAME,
@@ -44,8 +44,8 @@ class CheckpointSource:
     what: str
     """Description for people."""
     newest_step: int | None = None
-    """Step of the newest checkpoint, if a folder with several was given: later the newest will be
-    another."""
+    """Step of the newest checkpoint, if a folder with several was given: a later conversion would
+    find another."""
 
 
 def find_model(
@@ -88,8 +88,8 @@ def find_checkpoint(
     output: Output | None = None,
 ) -> CheckpointSource:
     """Return the checkpoint that SRC is or contains. `model` is the folder of its config, which the
-    user may name with `model_option`; None: SRC knows it. `step` None means the newest. `output`
-    shows the progress of reading all its bytes. Raises CheckpointError."""
+    user may name with `model_option`; None means that SRC names it. `step` None means the newest.
+    `output` shows the progress of reading all its bytes. Raises CheckpointError."""
     if not source.is_dir():
         raise CheckpointError(
             f"`{source}` is not a checkpoint",
@@ -109,7 +109,7 @@ def find_checkpoint(
             )
     tensors = _tracked(source, step=step)
     if model is None:
-        for carried in (source / CARRIED, source.parent / CARRIED):
+        for carried in (source / CARRIED_PART, source.parent / CARRIED_PART):
             if (carried / CONFIG_NAME).is_file() and (carried / RECORD_NAME).is_file():
                 model = carried
                 break
@@ -117,7 +117,7 @@ def find_checkpoint(
         raise CheckpointError(
             f"the model of the checkpoint `{source}` is unknown",
             why="a Megatron checkpoint contains no config.json, and there is no `hf/` next to it",
-            fix=_name_it(model_option),
+            fix=_model_option_fix(model_option),
         )
     tracked = re.fullmatch(r"iter_(\d+)", tensors.name) if tensors != source else None
     return CheckpointSource(
@@ -130,28 +130,28 @@ def find_checkpoint(
 
 def _model_of(run: RunDir, *, model_option: str) -> Path:
     """Return the folder that the run's trainer and engines read. Raises CheckpointError if it is
-    unknown, or gone."""
+    unknown or missing."""
     try:
         folder = run.model_dir()
     except CheckpointError as error:
-        error.fixes.append(_name_it(model_option))
+        error.fixes.append(_model_option_fix(model_option))
         raise
     if not is_converted(folder) and not (folder / CONFIG_NAME).is_file():
         raise CheckpointError(
             f"the model of run `{run.name}` no longer exists",
             why=f"the run trained `{folder}`, but there is no {CONFIG_NAME} in it any more",
-            fix=_name_it(model_option),
+            fix=_model_option_fix(model_option),
         )
     return folder
 
 
-def _name_it(model_option: str) -> str:
+def _model_option_fix(model_option: str) -> str:
     return f"{model_option} DIR   # the Hugging Face folder of the model that was trained"
 
 
 def _with_config(model: Path) -> Path:
     if is_converted(model):
-        return model / CARRIED
+        return model / CARRIED_PART
     return model
 
 
@@ -175,7 +175,7 @@ def _tracked(source: Path, *, step: int | None) -> Path:
     word = read_regular_text(tracker, errors="replace").strip() if step is None else str(step)
     tensors = source / (
         word
-        if word == CHECKPOINT
+        if word == CHECKPOINT_PART
         else f"iter_{int(word):07d}"
         if re.fullmatch("[0-9]{1,18}", word)
         else ""

@@ -1,5 +1,5 @@
 """Implements `megatron-to-hf`: a `torch_dist` checkpoint of any layout becomes a Hugging Face
-folder that transformers and SGLang load. Makes the plan and its notes; `convert` does the rest."""
+folder that transformers and SGLang load. Makes the plan and its notes; `convert` executes it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class ToHf:
 
     @contextmanager
     def plan(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Plan from the checkpoint and the config of its model, which is fetched if it is on the
-        hub."""
+        """Make a plan from the checkpoint and the config of its model, which is fetched if it is on
+        the hub."""
         model = None
         if self.model is not None:
             model = find_model(self.model, revision=None, output=output)
@@ -67,7 +67,7 @@ class ToHf:
                 origin={"path": str(checkpoint.tensors), "model": str(checkpoint.model_dir)},
                 table=plan.table,
                 files=plan.files,
-                write_rest=lambda folder: plan.write_rest(folder, dtype=dtype),
+                write_small_files=lambda folder: plan.write_small_files(folder, dtype=dtype),
                 num_source_tensors=plan.num_keys_used,
                 num_target_tensors=len(plan.tensors),
                 dtypes=dict(Counter(dtype_name(spec.dtype) for spec in plan.tensors)),

@@ -1,5 +1,5 @@
 """Implements `hf-to-megatron`: a Hugging Face folder becomes a `torch_dist` checkpoint that stock
-Megatron-Core loads under any layout. Makes the plan and its notes; `convert` does the rest."""
+Megatron-Core loads under any layout. Makes the plan and its notes; `convert` executes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from milescli.checkpoint.base import CARRIED, CHECKPOINT
+from milescli.checkpoint.base import CARRIED_PART, CHECKPOINT_PART
 from milescli.checkpoint.hf_to_megatron import FILE_BYTES, MegatronPlan, plan_megatron
 from milescli.checkpoint.safetensors_file import dtype_name
 from milescli.checkpoint.source import QuantisedReader, open_source
@@ -40,14 +40,14 @@ class ToMegatron:
 
     @contextmanager
     def plan(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Plan from the folder, which is fetched if it is on the hub."""
+        """Make a plan from the folder, which is fetched if it is on the hub."""
         folder = find_model(self.source, revision=self.revision, output=output)
         with self._opened(folder, shown=str(folder)) as plan:
             yield plan
 
     @contextmanager
     def outline(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Plan from only the headers of a model on the hub."""
+        """Make a plan from only the headers of a model on the hub."""
         with tempfile.TemporaryDirectory(prefix="miles-outline-") as empty:
             folder = find_model(
                 self.source, revision=self.revision, output=output, outline_in=Path(empty)
@@ -60,7 +60,7 @@ class ToMegatron:
     def _opened(self, folder: Path, *, shown: str) -> Iterator[ConversionPlan]:
         options = {"to": "megatron", "dtype": self.dtype, "file_bytes": self.file_bytes}
         with open_source(folder) as source:
-            source.read_once()
+            source.drop_cached_pages()
             plan = plan_megatron(
                 source,
                 table(load_facts(folder)),
@@ -72,14 +72,14 @@ class ToMegatron:
                 origin={"path": str(folder)},
                 table=plan.matched.table,
                 files=plan.files,
-                write_rest=plan.write_rest,
+                write_small_files=plan.write_small_files,
                 num_source_tensors=plan.matched.num_tensors,
                 num_target_tensors=plan.num_keys,
                 dtypes=dict(Counter(dtype_name(place.dtype) for place in plan.placed)),
                 notes=_notes(plan),
                 fingerprint=fingerprint(folder, options),
                 pairs=lambda: _pairs(plan),
-                logits_of=lambda written: (folder, written / CHECKPOINT),
+                logits_of=lambda written: (folder, written / CHECKPOINT_PART),
             )
 
 
@@ -87,7 +87,7 @@ def _pairs(plan: MegatronPlan) -> list[tuple[str, str, str]]:
     """Return (name on disk, key or keys of the checkpoint, shape on disk) of every tensor, once."""
     places = {name: ", ".join(keys) for name, keys in plan.keys_by_name().items()}
     carried = (*plan.matched.passthrough, *plan.matched.ignored)
-    places |= dict.fromkeys(carried, f"{CARRIED}/")
+    places |= dict.fromkeys(carried, f"{CARRIED_PART}/")
     return [(name, place, shape_text(plan.source.shape(name))) for name, place in places.items()]
 
 
@@ -101,17 +101,17 @@ def _notes(plan: MegatronPlan) -> list[str]:
     elif mtp := len({entry.mtp for entry in matched.table.entries if entry.mtp is not None}):
         notes.append(f"{count_text(mtp, 'MTP layer')} converted")
     if matched.passthrough:
-        size = sum(file.size_bytes for file in plan.files if file.name.startswith(CARRIED))
+        size = sum(file.size_bytes for file in plan.files if file.name.startswith(CARRIED_PART))
         notes.append(
             f"{count_text(len(matched.passthrough), 'tensor')} that Megatron has no place for "
             f"({matched.passthrough[0]}, ...; {format_bytes(size)})"
             f" {'are' if len(matched.passthrough) > 1 else 'is'} carried along untouched in "
-            f"{CARRIED}/"
+            f"{CARRIED_PART}/"
         )
     if matched.ignored:
         notes.append(
             f"{count_text(len(matched.ignored), 'buffer')} without weights "
-            f"({matched.ignored[0]}, ...) carried along in {CARRIED}/"
+            f"({matched.ignored[0]}, ...) carried along in {CARRIED_PART}/"
         )
     if matched.tied_copy:
         notes.append(f"`{matched.tied_copy}` repeats the tied embedding: used once")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.journal import PartFolder
 from milescli.checkpoint.megatron_to_hf import plan_hf
-from milescli.conversion.base import fingerprint, writing
+from milescli.conversion.base import fingerprint, write_progress
 from milescli.conversion.convert import write_files
 from milescli.export.adapter import read_trained_adapter, write_merged
 
@@ -36,7 +36,7 @@ def unpack(
     with plan_hf(checkpoint, model_dir, dtype=None, shard_bytes=None) as plan:
         mark = fingerprint(checkpoint, {"to": "hf", "model": fingerprint(model_dir, {})})
         with PartFolder(target, fingerprint=mark, read_back=read_back) as part:
-            with writing(output, size_bytes=plan.size_bytes) as progress:
+            with write_progress(output, size_bytes=plan.size_bytes) as progress:
                 write_files(part, plan.files, progress=progress)
-            plan.write_rest(part.path, dtype=None)
+            plan.write_small_files(part.path, dtype=None)
             part.complete()

@@ -107,7 +107,7 @@ def verify_logits(
 def _choose_dtype(
     folder: Path, table: WeightTable, *, verify: Verify | None
 ) -> tuple[str | None, str]:
-    """Return (dtype, or None, why not)."""
+    """Return (dtype, ""), or (None, why nothing is compared)."""
     import psutil
 
     from milescli.models.base import quantization_config, read_config
@@ -137,11 +137,11 @@ def _choose_dtype(
 def _prompts(folder: Path, vocab_size: int) -> list[list[int]]:
     """Tokenise texts with the model's tokenizer, as chats if it has a template; return random ids
     if it has no tokenizer, or one with another vocabulary."""
-    from milescli.data.chat_template import passing_over_errors
+    from milescli.data.chat_template import ignoring_template_errors
     from milescli.data.tokenizer import load_tokenizer
 
     rows = list[list[int]]()
-    with contextlib.suppress(DataError), passing_over_errors():
+    with contextlib.suppress(DataError), ignoring_template_errors():
         tokenizer = load_tokenizer(folder)
         rows = tokenizer.encode_chats([[{"role": "user", "content": text}] for text in _TEXTS])
     if rows and max(map(max, rows)) < vocab_size:

@@ -1,1 +1,2 @@
-"""The dictionary of the house: errors, types, events, registry, units. Standard library only."""
+"""Types that all packages share: errors, data types, events, the registry of plug-ins, units.
+Standard library only."""

@@ -50,6 +50,8 @@ async def in_thread(call: Callable[[], T]) -> T:
 
 
 def _serve(calls: SimpleQueue[Callable[[], None]]) -> None:
+    """Run the calls of a queue one after another, the body of a thread, until MAX_IDLE threads are
+    idle."""
     while True:
         calls.get()()
         if len(_idle) >= MAX_IDLE:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-_EVERY_S = 0.5
+_CHECK_INTERVAL_S = 0.5
 
 
 class TooSlow(ValueError):
@@ -20,7 +20,7 @@ class TooSlow(ValueError):
 
 
 @dataclass(eq=False, slots=True)
-class _Bounded:
+class _BoundedCall:
     thread: int
     clock: int
     """Clock of the thread's CPU time."""
@@ -30,7 +30,7 @@ class _Bounded:
 
 
 _lock = threading.Lock()
-_running: list[_Bounded] = []
+_running: list[_BoundedCall] = []
 _watcher: threading.Thread | None = None
 
 
@@ -41,7 +41,7 @@ def cpu_bound(seconds: float) -> Iterator[None]:
     continues."""
     ident = threading.get_ident()
     clock = time.pthread_getcpuclockid(ident)
-    one = _Bounded(ident, clock, time.clock_gettime(clock) + seconds)
+    one = _BoundedCall(ident, clock, time.clock_gettime(clock) + seconds)
     _watch(one)
     try:
         yield
@@ -54,16 +54,16 @@ def cpu_bound(seconds: float) -> Iterator[None]:
         raise TooSlow
 
 
-def _watch(one: _Bounded) -> None:
+def _watch(one: _BoundedCall) -> None:
     global _watcher
     with _lock:
         _running.append(one)
         if _watcher is None:
-            _watcher = threading.Thread(target=_stop_the_slow, name="cpu-bound", daemon=True)
+            _watcher = threading.Thread(target=_stop_slow_calls, name="cpu-bound", daemon=True)
             _watcher.start()
 
 
-def _forget() -> None:
+def _reset_after_fork() -> None:
     """Reset the state in a fork: it has none of the threads, and perhaps a lock that one of them
     held."""
     global _lock, _watcher
@@ -71,13 +71,13 @@ def _forget() -> None:
     _running.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def _stop_the_slow() -> None:
+def _stop_slow_calls() -> None:
     global _watcher
     while True:
-        time.sleep(_EVERY_S)
+        time.sleep(_CHECK_INTERVAL_S)
         with _lock:
             if not _running:
                 _watcher = None

@@ -1,6 +1,6 @@
 """What a driver reports to the process that started it, line by line through a pipe: its run, the
-processes that it saw die, how it ended. Without such a parent nobody listens; see `runtime.parent`.
-Standard library only."""
+processes whose death it noticed, how it ended. Without such a parent it reports nothing; see
+`runtime.parent`. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 
-class Said(TypedDict, total=False):
-    """What a driver has reported so far; a later report of a key replaces an earlier one."""
+class DriverReport(TypedDict, total=False):
+    """Holds what a driver has reported so far; a later report of a key replaces an earlier one."""
 
     run: str
     """Directory of the run."""
@@ -37,40 +37,41 @@ class Said(TypedDict, total=False):
     """Exit code of a driver that ended normally."""
 
 
-_LISTENER: list[int] = []
-"""Write end of the pipe, only in the driver."""
+_PARENT_PIPE: list[int] = []
+"""Write end of the pipe to the parent, in a list of at most one; empty in every other process."""
 
 
-def speak_into(pipe: int) -> None:
-    """Make this process a driver that reports to its parent through `pipe`."""
-    _LISTENER[:] = [pipe]
+def set_parent_pipe(pipe: int) -> None:
+    """Make this process a driver that reports to its parent through `pipe`, a file descriptor."""
+    _PARENT_PIPE[:] = [pipe]
 
 
-def say(**facts: Any) -> None:
-    """Report facts by the keys of Said. Never raises and never waits: nobody reads before the
-    end."""
+def report_to_parent(**facts: Any) -> None:
+    """Write facts, by the keys of DriverReport, into the parent's pipe. Do nothing without a
+    parent. Never raise, and never wait for a reader."""
     text = {key: str(fact) if isinstance(fact, Path) else fact for key, fact in facts.items()}
-    for pipe in _LISTENER:
+    for pipe in _PARENT_PIPE:
         with suppress(OSError):
             os.write(pipe, json.dumps(text).encode() + b"\n")
 
 
-def leave() -> None:
-    """End this process at once if its parent reports for it: the parent writes down that the user
-    stopped it, and waits until the watchdog has ended everything else. Otherwise do nothing."""
-    if _LISTENER:
+def exit_if_parent_reports() -> None:
+    """End this process at once if its parent reports its end: the parent records that the user
+    stopped it, and waits until the watchdog has ended everything else. Do nothing without a
+    parent."""
+    if _PARENT_PIPE:
         os._exit(1)
 
 
-def heard(pipe: int) -> Said:
-    """Read everything that a driver, which has ended, reported through `pipe`, its read end."""
+def read_report(pipe: int) -> DriverReport:
+    """Return everything that a driver, which has ended, reported. `pipe` is the read end."""
     os.set_blocking(pipe, False)
     text = b""
     with suppress(BlockingIOError):  # a process that it forked may still hold the other end
         while more := os.read(pipe, 65536):
             text += more
-    said = Said()
+    report = DriverReport()
     for line in text.splitlines():
         with suppress(ValueError):  # the last line may be torn
-            said.update(json.loads(line))
-    return said
+            report.update(json.loads(line))
+    return report

@@ -52,11 +52,11 @@ class MilesError(Exception):
 
     def __init__(self, what: str, *, why: str, fix: str | list[str]) -> None:
         """State that `what` failed, `why` with the numbers, and `fix`: one or more commands or
-        actions, the best first. Each may contain foreign text: it is stored as `plain` returns
+        actions, the best first. Each may contain foreign text: it is stored as `printable` returns
         it."""
-        self.what, self.why = plain(what), plain(why)
+        self.what, self.why = printable(what), printable(why)
         super().__init__(self.what)
-        self.fixes = [plain(one) for one in ([fix] if isinstance(fix, str) else fix)]
+        self.fixes = [printable(one) for one in ([fix] if isinstance(fix, str) else fix)]
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.why, self.fixes)
@@ -75,22 +75,22 @@ class MilesError(Exception):
         }
 
 
-MOST_SHOWN = 16_000
+MAX_SHOWN_CHARS = 16_000
 """Most characters of a foreign text that are shown."""
-_NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, marks that change the direction of a line, and lone surrogates, which no file
-can hold."""
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, marks that change the direction of a line, and lone surrogates, which UTF-8
+cannot encode."""
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """Return foreign text, such as the message of an exception in a reward, in a form that can be
     shown and stored anywhere: control characters as escapes, and only the beginning and end of a
     long text."""
-    if (left_out := len(text) - MOST_SHOWN) > 0:
-        half = MOST_SHOWN // 2
+    if (left_out := len(text) - MAX_SHOWN_CHARS) > 0:
+        half = MAX_SHOWN_CHARS // 2
         text = f"{text[:half]}\n... {left_out:,} characters left out ...\n{text[-half:]}"
     text = text.replace("\r\n", "\n")
-    return _NO_TEXT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _rebuild(kind: type[MilesError], what: str, why: str, fixes: list[str]) -> MilesError:
@@ -117,8 +117,8 @@ class MachineError(MilesError, RuntimeError):
     exit_code = ExitCode.NOT_READY
 
 
-def unreadable(folder: Path, error: OSError) -> MachineError:
-    """Return the error for a run's folder that another user does not share."""
+def unreadable_folder(folder: Path, error: OSError) -> MachineError:
+    """Return the error for a run's folder that belongs to another user and cannot be read."""
     return MachineError(
         f"the run {folder} cannot be read",
         why=f"{error.strerror}: {error.filename}; only the owner can read a run",
@@ -133,7 +133,8 @@ class FitError(MilesError, ValueError):
 
 
 class MemoryTaken(FitError):
-    """Reports a plan that would fit if other processes held less of the main memory."""
+    """Reports that a plan does not fit only because other processes use too much of the main
+    memory."""
 
 
 class OutOfMemory(FitError):
@@ -207,7 +208,7 @@ class Stopped(MilesError):
 
 
 class NodesJoined(Stopped):
-    """Reports that a run that had lost nodes can have more: it was saved, and starts again with
+    """Reports that a run that had lost nodes can use more again: it was saved, and restarts with
     them."""
 
 

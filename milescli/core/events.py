@@ -13,7 +13,7 @@ from milescli.core.units import format_duration, format_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseStarted:
-    """The run enters a phase: start, warmup, check, train, eval, save, stop."""
+    """Reports that the run enters a phase: start, warmup, check, train, eval, save, stop."""
 
     phase: str
     detail: str = ""
@@ -29,7 +29,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupStepDone:
-    """One supervised step of the warm-up."""
+    """Reports one supervised step of the warm-up."""
 
     step: int
     num_steps: int
@@ -39,7 +39,7 @@ class WarmupStepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStats:
-    """What the collector measured while it collected one step's groups."""
+    """Holds what the collector measured while it collected one step's groups."""
 
     num_groups: int
     num_samples: int
@@ -78,10 +78,11 @@ class RolloutStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSeconds:
-    """Seconds of one step, by phase."""
+    """Holds the seconds of one step, by phase."""
 
     rollout_s: float
-    """Waiting for groups, as the trainer saw it; overlapped generation does not count."""
+    """Time for which the trainer waited for groups; generation that overlaps training does not
+    count."""
     pack_s: float
     train_s: float
     publish_s: float
@@ -96,13 +97,12 @@ PHASES = ("rollout", "pack", "train", "save", "publish")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishStats:
-    """What one update of the engines' weights did to the running requests."""
+    """Describes what one update of the engines' weights did to the running requests."""
 
     num_running: int = 0
     """Requests without a reply when the update began."""
     wait_s: float = 0.0
-    """Seconds until no request was running: the time of draining, if `rollout.on_update` asks for
-    it."""
+    """Seconds until no request was running, if `rollout.on_update` waits for them."""
     discarded_tokens: int = 0
     """Tokens of responses that were discarded since the previous publish, by
     `rollout.on_update=abort` or by their caller; tokens that an engine has made since then and not
@@ -119,14 +119,14 @@ class PublishStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowStats:
-    """Reports how rollout and training interleaved since the previous step."""
+    """Describes how rollout and training overlapped since the previous step."""
 
     idle_s: float = 0.0
     """Seconds in which no sample was generated: rollout was held back."""
     running_mean: float = 0.0
     """Mean number of samples in generation, over time."""
     waiting_groups: int = 0
-    """Scored groups that were left after the step took its own."""
+    """Scored groups that the step did not use, and that wait for the next."""
     stale_groups: int = 0
     """Groups that were given up because they would have been older than `rollout.max_staleness`
     allows."""
@@ -136,7 +136,7 @@ class FlowStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """One RL step."""
+    """Reports one RL step."""
 
     step: int
     """Counted from 1: the number of optimizer steps done."""
@@ -154,7 +154,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStepDone:
-    """One step of a run that trains on rows of a file."""
+    """Reports one step of a run that trains on rows of a file."""
 
     step: int
     """Counted from 1: the number of optimizer steps done."""
@@ -173,7 +173,7 @@ class RowStepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationDone:
-    """The loss on held-out rows, without a step."""
+    """Reports the loss on held-out rows, measured without training."""
 
     step: int
     loss: float
@@ -185,7 +185,7 @@ class ValidationDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalDone:
-    """One evaluation on the held-out prompts."""
+    """Reports one evaluation on the held-out prompts."""
 
     step: int
     accuracy: float
@@ -334,7 +334,8 @@ class WorkerMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySeen:
-    """Reports the memory of processes in a step, if it has changed, to compare with the plan."""
+    """Reports the memory of processes in a step, if it has changed, for comparison with the
+    plan."""
 
     step: int
     workers: tuple[WorkerMemory, ...]
@@ -342,7 +343,7 @@ class MemorySeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
-    """The last event of every attempt."""
+    """Reports the end of an attempt: its last event."""
 
     outcome: str
     """done, stopped or failed."""
@@ -352,7 +353,7 @@ class RunEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfAdapter:
+class AdapterEvent:
     """Wraps an event of one of several adapters, in the events of the run that trains them."""
 
     adapter: str
@@ -376,7 +377,7 @@ Event = (
     | VerdictGiven
     | MemorySeen
     | RunEnded
-    | OfAdapter
+    | AdapterEvent
 )
 
 
@@ -400,6 +401,6 @@ def stamped(event: Event) -> dict[str, object]:
 def to_record(event: Event) -> dict[str, object]:
     """Return the JSON form: the class name under `event`, then the fields; for an adapter's event
     those of the inner event, with `adapter`."""
-    if isinstance(event, OfAdapter):
+    if isinstance(event, AdapterEvent):
         return {**to_record(event.event), "adapter": event.adapter}
     return {"event": type(event).__name__, **asdict(event)}

@@ -16,13 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from milescli.core.errors import MilesError, plain
+from milescli.core.errors import MilesError, printable
 
 _CHUNK_BYTES = 16 * 2**20
-MOST_BYTES = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 """Most bytes of a file that is read whole; the index of a release with 10^6 tensors has a third of
 it. Files that grow with a run (events, samples) are read by `read_lines`."""
-TOO_DEEP = "nested too deeply"
+NESTED_TOO_DEEPLY = "nested too deeply"
 
 
 class UnreadableFile(MilesError, OSError):
@@ -45,7 +45,7 @@ class UnreadableFile(MilesError, OSError):
         return OSError.__str__(self)
 
 
-_REFUSED = {
+_PATH_ERRORS = {
     errno.ENAMETOOLONG: "getconf NAME_MAX .   # the longest name here, in bytes",
     errno.EACCES: "ls -ld {path}   # who may use it; `namei -l` shows each folder above it",
     errno.EPERM: "lsattr -d {path}   # or its owner is another user",
@@ -54,14 +54,14 @@ _REFUSED = {
     errno.ENOTDIR: "namei -l {path}   # which part of it is a file?",
     errno.EISDIR: "ls -ld {path}   # a folder, where a file should be",
 }
-"""Error numbers for which the path is to blame, each with a command that shows more."""
+"""Error number -> a command that shows more about the path, for errors that the path causes."""
 _SHOWN_PATH = 200
 
 
-def unusable(error: OSError) -> MilesError | None:
+def path_error(error: OSError) -> MilesError | None:
     """Return the error for users if the operating system refuses the path itself (too long a name,
     no permission, a read-only file system); None for any other error."""
-    if not isinstance(error.filename, str | bytes) or error.errno not in _REFUSED:
+    if not isinstance(error.filename, str | bytes) or error.errno not in _PATH_ERRORS:
         return None
     path = os.fsdecode(error.filename)
     if len(path) > _SHOWN_PATH:
@@ -69,7 +69,7 @@ def unusable(error: OSError) -> MilesError | None:
     return MilesError(
         f"`{path}` cannot be used",
         why=error.strerror,
-        fix=_REFUSED[error.errno].format(path=shlex.quote(path)),
+        fix=_PATH_ERRORS[error.errno].format(path=shlex.quote(path)),
     )
 
 
@@ -93,10 +93,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 def read_regular_bytes(path: Path) -> bytes:
     """Return the bytes of a file. Raises OSError as `open_regular`, or if it is larger than
-    MOST_BYTES."""
+    MAX_BYTES."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > MOST_BYTES:
-            raise UnreadableFile(path, errno.EFBIG, f"Larger than {MOST_BYTES:,} bytes")
+        if os.fstat(file.fileno()).st_size > MAX_BYTES:
+            raise UnreadableFile(path, errno.EFBIG, f"Larger than {MAX_BYTES:,} bytes")
         return file.read()
 
 
@@ -125,7 +125,7 @@ def parse_json(text: str | bytes | bytearray, **hooks: Any) -> Any:
     except UnicodeDecodeError as error:
         raise json.JSONDecodeError(f"no UTF-8 at byte {error.start}", "", 0) from error
     except RecursionError:
-        raise json.JSONDecodeError(TOO_DEEP, "", 0) from None
+        raise json.JSONDecodeError(NESTED_TOO_DEEPLY, "", 0) from None
     except ValueError as error:  # Python's limit of digits
         raise json.JSONDecodeError(str(error).partition(";")[0], "", 0) from error
 
@@ -190,7 +190,7 @@ def last_log_lines(path: Path | None, num_lines: int = NUM_LINES, *, since: int 
     except OSError as error:
         return f"(no log: {error})"
     lines = [line for line in lines if line.strip()][-num_lines:]
-    return plain("\n".join(f"  | {line}" for line in lines)) or "(empty log)"
+    return printable("\n".join(f"  | {line}" for line in lines)) or "(empty log)"
 
 
 def log_age(path: Path) -> str:

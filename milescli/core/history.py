@@ -1,5 +1,5 @@
-"""All that a run has reported: grows with the records of events.jsonl, from the beginning of the
-first attempt. Pure; `reader` reads the file, and a running driver feeds its own."""
+"""Everything that a run has reported: built from the records of events.jsonl, from the beginning of
+the first attempt. Pure; `reader` reads the file, and a running driver feeds its own records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from milescli.core.units import format_bytes, parse_time
 
 
 class Columns:
-    """Metrics of steps in ascending order: a number or NaN in every column."""
+    """Holds metrics by step, ascending: each column has a number or NaN for every step."""
 
     def __init__(self) -> None:
         self.steps: array[int] = array("q")
@@ -77,7 +77,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One evaluation on held-out prompts: an EvalDone."""
+    """Holds one evaluation on held-out prompts: an EvalDone."""
 
     step: int
     accuracy: float
@@ -93,7 +93,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """One loss on held-out rows: a ValidationDone."""
+    """Holds one loss on held-out rows: a ValidationDone."""
 
     step: int
     loss: float
@@ -101,8 +101,8 @@ class Validation:
 
 
 @dataclass(slots=True, kw_only=True)
-class Healing:
-    """Records a lost process, and its replacement."""
+class WorkerLossRecord:
+    """Records the loss of a process, and its replacement."""
 
     worker: str
     """engine 1"""
@@ -120,7 +120,8 @@ class Healing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeEntry:
-    """Something that happened at one time: a notice, a phase, a checkpoint, a silence, an end."""
+    """Records something that happened at one time: a notice, a phase, a checkpoint, a silence, an
+    end."""
 
     time_s: float
     """Seconds since 1970."""
@@ -136,7 +137,7 @@ class NoticeEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A phase of the run from one time to another, seconds since 1970."""
+    """Records a phase of the run from one time to another, in seconds since 1970."""
 
     phase: str
     begin_s: float
@@ -145,7 +146,8 @@ class Span:
 
 @dataclass(slots=True)
 class History:
-    """All that the events of one run say so far. With several adapters, each has a history."""
+    """Holds everything that the events of one run have reported. With several adapters, each has a
+    history."""
 
     name: str = ""
     columns: Columns = field(default_factory=Columns)
@@ -160,7 +162,7 @@ class History:
     """Steps of the warm-up: loss, grad_norm, num_tokens, step_s."""
     warmup_steps: int = 0
     """Number of steps that the warm-up will do."""
-    healings: list[Healing] = field(default_factory=list)
+    healings: list[WorkerLossRecord] = field(default_factory=list)
     notices: list[NoticeEntry] = field(default_factory=list)
     phase: str = ""
     """Current phase of the run."""
@@ -212,7 +214,7 @@ class History:
             own = self.adapters.setdefault(adapter, History(name=adapter))
             own.feed({name: value for name, value in record.items() if name != "adapter"})
             return
-        if (take := _TAKES.get(record["event"])) is not None:
+        if (take := _HANDLERS.get(record["event"])) is not None:
             take(self, record, time_s)
 
     def _step(self, record: Record, time_s: float) -> None:
@@ -300,7 +302,9 @@ class History:
 
     def _lost(self, record: Record, time_s: float) -> None:
         names = ("worker", "what", "step")
-        self.healings.append(Healing(lost_s=time_s, **{name: record[name] for name in names}))
+        self.healings.append(
+            WorkerLossRecord(lost_s=time_s, **{name: record[name] for name in names})
+        )
         self._note(record, time_s, f"{record['worker']} lost: {record['what']}", level="warning")
 
     def _replaced(self, record: Record, time_s: float) -> None:
@@ -340,7 +344,7 @@ class History:
         )
 
 
-_TAKES = {
+_HANDLERS = {
     "StepDone": History._step,
     "RowStepDone": History._step,
     "WarmupStepDone": History._warmup_step,

@@ -18,9 +18,10 @@ from milescli.core.user_code import IMPORT_BOUND_S, bounded
 
 
 @contextmanager
-def without_garbage_search() -> Iterator[None]:
-    """Turn the garbage collector off during imports, and exclude their objects from it afterwards:
-    modules are no garbage, and searching them takes a quarter of the time of an import."""
+def without_gc() -> Iterator[None]:
+    """Turn the garbage collector off during imports, and exclude the imported objects from it
+    afterwards: modules are never garbage, and searching them takes a quarter of the time of an
+    import."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -33,11 +34,11 @@ def without_garbage_search() -> Iterator[None]:
 
 def _freeze() -> None:
     gc.freeze()
-    atexit.unregister(_before_end)
-    atexit.register(_before_end)
+    atexit.unregister(_skip_gc_at_exit)
+    atexit.register(_skip_gc_at_exit)
 
 
-def _before_end() -> None:
+def _skip_gc_at_exit() -> None:
     """Keep Python from searching all objects of torch and Ray when it ends, which takes a second.
     If Triton was imported, Python must search: otherwise Triton prints 30 lines about objects that
     it believes to be leaked."""
@@ -47,16 +48,16 @@ def _before_end() -> None:
         gc.freeze()
 
 
-UNTRACED_OBJECTS = 20_000
-"""Number of new objects after which Python looks for cycles; its own threshold is 700."""
+GC_THRESHOLD = 20_000
+"""Number of new objects after which Python collects garbage; its own default is 700."""
 
 
-def search_garbage_rarely() -> None:
-    """Exclude all existing objects, such as modules, from the search for cycles, and search rarely
-    from now on: samples have no cycles, and the search took a third of the time of a process that
-    handles many."""
+def run_gc_rarely() -> None:
+    """Exclude all existing objects, such as modules, from garbage collection, and run it rarely
+    from now on: samples have no cycles, and it took a third of the time of a process that handles
+    many."""
     _freeze()
-    gc.set_threshold(UNTRACED_OBJECTS, *gc.get_threshold()[1:])
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
 
 
 @contextmanager
@@ -74,7 +75,7 @@ def without_packages(*names: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where the driver imports the user's code from, and its working directory."""
+    """Holds where the driver imports the user's code from, and its working directory."""
 
     import_from: Sequence[str]
     folder: str
@@ -91,9 +92,9 @@ class Origin:
             os.chdir(self.folder)
 
 
-def imported(path: str, *, kind: str = "plug-in", key: str = "") -> object:
-    """Return what an import path `module:name` names. `kind` and `key`: its purpose, for errors.
-    Raises RecipeError if it cannot be imported."""
+def import_object(path: str, *, kind: str = "plug-in", key: str = "") -> object:
+    """Return the object that an import path `module:name` names. `kind` and `key`: its purpose, for
+    errors. Raises RecipeError if it cannot be imported."""
     if ":" not in path:
         raise RecipeError(
             f"`{path}` is not an import path",
@@ -108,9 +109,10 @@ def imported(path: str, *, kind: str = "plug-in", key: str = "") -> object:
     except Exception as error:  # the user's module may raise anything at import: say what
         raise RecipeError(
             f"cannot import the {kind} `{path}`",
-            why=f"importing {module_name} raised {type(error).__name__}: {error}{_place_of(error)}",
+            why=f"importing {module_name} raised {type(error).__name__}: {error}"
+            f"{_location_of(error)}",
             fix=[
-                *_ways_to_find(error, module_name),
+                *_install_commands(error, module_name),
                 f"{sys.executable} -c 'import {module_name}'   # fix it, then try again; {kind}s "
                 "are named `package.module:name`",
             ],
@@ -135,7 +137,7 @@ def imported(path: str, *, kind: str = "plug-in", key: str = "") -> object:
         ) from None
 
 
-def _place_of(error: Exception) -> str:
+def _location_of(error: Exception) -> str:
     """Return ` (rewards.py:3)`: the last line of the user's code that ran; empty if none did."""
     frames = [
         frame
@@ -152,8 +154,8 @@ def _hidden_file(module_name: str) -> str | None:
     return file.name if module_name in sys.stdlib_module_names and file.is_file() else None
 
 
-def _ways_to_find(error: Exception, module_name: str) -> list[str]:
-    """Return commands that make a missing module available: a module in another folder, or a
+def _install_commands(error: Exception, module_name: str) -> list[str]:
+    """Return commands that make a missing module importable: a module in another folder, or a
     package that the user's module needs."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return []

@@ -17,7 +17,7 @@ NATS = "nats"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One row of the table."""
+    """Describes one metric, or all metrics below a prefix."""
 
     name: str
     """`train/loss`; `reward/*`: every name below `reward/` without a row of its own."""
@@ -190,13 +190,13 @@ METRICS: tuple[Metric, ...] = (
 
 @cache
 def by_name() -> Mapping[str, Metric]:
-    """Return every row by its name."""
+    """Return name -> description of every metric."""
     return {metric.name: metric for metric in METRICS}
 
 
 def metric_of(name: str) -> Metric | None:
-    """Return the row of a scalar: its own, or the row for names that others choose; None if it has
-    none."""
+    """Return the description of the scalar `name`: its own, or that of its prefix; None if neither
+    exists."""
     rows = by_name()
     parts = name.split("/")
     wide = ["/".join([*parts[:depth], ANY]) for depth in range(len(parts) - 1, 0, -1)]

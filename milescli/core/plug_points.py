@@ -1,7 +1,7 @@
-"""The table of plug points: everything that a user can bring, in the order in which it is listed.
-Docs, `miles plugins`, TAB completion and the checks before a run all read it. Beside a row a plug
-point has a protocol in its room, a contract that plug-ins must pass, and an example for
-`miles plugins new`."""
+"""The table of plug points: every kind of plug-in that a user can supply, in the order in which it
+is listed. Docs, `miles plugins`, TAB completion and the checks before a run read it. Each plug
+point also has a protocol in its package, a contract test that plug-ins must pass, and an example
+for `miles plugins new`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REWARDS = PlugPoint(
         ("prompt", "responses", "label"),
         ("prompts", "responses", "labels"),
     ),
-    runs_in="room",
+    runs_in="package",
     contract=f"{_ROLLOUT}:check_reward",
 )
 """Besides being a RewardFn, a built-in one may have: `needs_label: bool`; `takes_num_tokens: bool`,
@@ -69,7 +69,7 @@ AGENTS = PlugPoint(
     },
     others=(("settings",),),
     is_async=True,
-    runs_in="room",
+    runs_in="package",
     contract=f"{_ROLLOUT}:check_agent",
 )
 TOOLS = PlugPoint(
@@ -84,7 +84,7 @@ TOOLS = PlugPoint(
         "search": "milescli.agents.search:Search",
     },
     in_list=True,
-    runs_in="room",
+    runs_in="package",
     contract=f"{_ROLLOUT}:check_tool",
 )
 ENVIRONMENTS = PlugPoint(
@@ -101,7 +101,7 @@ ENVIRONMENTS = PlugPoint(
         "openenv": "milescli.agents.openenv:OpenEnvEnvironment",
     },
     goes_with="rollout.agent=environment",
-    runs_in="room",
+    runs_in="package",
     contract="milescli.rollout.environment_contract:check_environment",
 )
 GENERATIONS = PlugPoint(
@@ -111,7 +111,7 @@ GENERATIONS = PlugPoint(
     about="makes a response of calls of the engine, for any agent; async",
     builtin=_all_of("milescli.rollout.episode.generations", "once"),
     is_async=True,
-    runs_in="room",
+    runs_in="package",
     contract=f"{_ROLLOUT}:check_generation",
 )
 ROWS = PlugPoint(
@@ -198,7 +198,7 @@ OBJECTIVES = PlugPoint(
         "distillation": "milescli.train.objectives.supervised:Distillation",
         "reward_model": "milescli.train.objectives.reward_model:RewardModel",
     },
-    runs_in="room",
+    runs_in="package",
     contract=f"{_TRAIN}:check_objective",
 )
 ADVANTAGES = PlugPoint(
@@ -304,7 +304,7 @@ EVALUATIONS = PlugPoint(
     about="takes the samples of an evaluation; async",
     builtin={"all": "milescli.rollout.evaluation.functions:all_prompts"},
     is_async=True,
-    runs_in="room",
+    runs_in="package",
     contract=f"{_ROLLOUT}:check_evaluation",
 )
 METRICS = PlugPoint(
@@ -357,14 +357,14 @@ TRACKERS = PlugPoint(
         "opentelemetry": "milescli.trackers.opentelemetry:OpenTelemetry",
     },
     in_list=True,
-    runs_in="room",
+    runs_in="package",
     contract="milescli.trackers.base:check_tracker",
 )
 
 
 def _hook(kind: str, arguments: str, about: str) -> PlugPoint:
-    """Make the plug point of a user's function that observes a run. It runs in its own lane, so
-    that it does not delay a filter."""
+    """Make the plug point of a user's function that observes a run. It runs in a process of its
+    own, so that it does not delay filters."""
     return PlugPoint(
         kind=kind,
         key=f"run.hooks.{kind}",

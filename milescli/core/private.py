@@ -11,7 +11,7 @@ from pathlib import Path
 
 SMTP_PASSWORD = "MILES_SMTP_PASSWORD"
 """Variable with the password of the mail server that sends alerts."""
-WORDS = frozenset(
+SECRET_WORDS = frozenset(
     {
         "KEY",
         "APIKEY",
@@ -29,14 +29,14 @@ WORDS = frozenset(
 )
 """Parts of names, between underscores, that mark a secret: TOKENIZERS_PARALLELISM or NCCL_IB_PKEY
 do not count."""
-OURS = ("MILES_", "RAY_")
-"""Prefixes of variables of the run itself and of Ray."""
+RUN_PREFIXES = ("MILES_", "RAY_")
+"""Prefixes of variables that the run itself and Ray use."""
 
 
 def is_secret(name: str) -> bool:
     """Return True if the name is that of a secret: WANDB_API_KEY, HF_TOKEN, db_password."""
-    is_ours = name.startswith(OURS) and name != SMTP_PASSWORD
-    return not is_ours and not WORDS.isdisjoint(name.upper().split("_"))
+    is_ours = name.startswith(RUN_PREFIXES) and name != SMTP_PASSWORD
+    return not is_ours and not SECRET_WORDS.isdisjoint(name.upper().split("_"))
 
 
 def holds_secret(value: str) -> bool:
@@ -56,7 +56,7 @@ def secrets_of(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_hidden(name: str, value: str) -> bool:
-    return is_secret(name) or (not name.startswith(OURS) and holds_secret(value))
+    return is_secret(name) or (not name.startswith(RUN_PREFIXES) and holds_secret(value))
 
 
 @contextmanager
@@ -75,7 +75,7 @@ SHORTEST_SECRET = 6
 """Characters; a shorter value occurs in many texts by chance."""
 
 
-def without_values(text: str, environ: Mapping[str, str]) -> str:
+def without_secret_values(text: str, environ: Mapping[str, str]) -> str:
     """Replace the values of secret variables by their names: exceptions and output of libraries may
     quote the key that they received."""
     for name, value in environ.items():

@@ -13,16 +13,16 @@ from typing import Any, Literal
 
 from milescli.core import user_code
 from milescli.core.errors import RecipeError, nearest
-from milescli.core.imports import imported
-from milescli.core.user_code import bounded, failures_named, name_of
+from milescli.core.imports import import_object
+from milescli.core.user_code import as_recipe_errors, bounded, name_of
 
 ENTRY_POINT_GROUP = "miles.plugins"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlugPoint:
-    """One kind of plug-in, e.g. rewards. Built-in ones are import paths: nothing is imported before
-    a name is resolved."""
+    """Describes one kind of plug-in, e.g. rewards. Built-in ones are given by import path: nothing
+    is imported before a name is resolved."""
 
     kind: str
     """Its name for users, and the prefix of entry points: `reward`."""
@@ -37,7 +37,7 @@ class PlugPoint:
     """Short name -> import path."""
     others: tuple[tuple[str, ...], ...] = ()
     """Alternative parameters that a plug-in may take instead of those of `signature`."""
-    runs_in: Literal["driver", "rank", "room"] = "driver"
+    runs_in: Literal["driver", "rank", "package"] = "driver"
     """Caller of the plug-in: the driver, which runs user code in a separate process; a trainer's
     rank, which calls it directly and bounds it; or this point's own package, in its own way."""
     off: str | None = None
@@ -50,7 +50,7 @@ class PlugPoint:
     prefix: str = ""
     """What precedes a name in the recipe: `task:`."""
     goes_with: str = ""
-    """`key=value` that a run needs in order to use what `key` names."""
+    """`key=value` that a run also needs for the plug-in that `key` names to be used."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class PlugPoint:
         """Import and return the object called `name`. Raises RecipeError if nothing has that name,
         the import fails, or the signature does not match."""
         path = self.path_of(name)
-        plugin = imported(path, kind=self.kind, key=self.key)
+        plugin = import_object(path, kind=self.kind, key=self.key)
         self._check_signature(plugin, path=path)
         return plugin
 
@@ -121,7 +121,9 @@ class PlugPoint:
         if name is None or name == self.off:
             return None
         plugin = self.resolve(name)
-        return plugin if name in self.builtin else _Named(plugin, lambda: self.guarded(name))
+        return (
+            plugin if name in self.builtin else _GuardedPlugin(plugin, lambda: self.guarded(name))
+        )
 
     @contextmanager
     def guarded(self, name: str) -> Iterator[None]:
@@ -132,7 +134,7 @@ class PlugPoint:
             yield
             return
         what = f"the {self.kind} `{name}`"
-        with failures_named(what), bounded(what):
+        with as_recipe_errors(what), bounded(what):
             yield
 
     def _check_signature(self, plugin: Any, *, path: str) -> None:
@@ -149,10 +151,10 @@ class PlugPoint:
         if inspect.isclass(plugin):
             parameters.pop("self", None)
         takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-        fault = _fault(self.parameters, parameters, takes_any=takes_any)
-        if not fault or not all(_fault(form, parameters) for form in self.others):
+        fault = _signature_fault(self.parameters, parameters, takes_any=takes_any)
+        if not fault or not all(_signature_fault(form, parameters) for form in self.others):
             return
-        wanted = {_OTHER_WORDS.get(name, name) for name in parameters}
+        wanted = {_FOREIGN_PARAMETERS.get(name, name) for name in parameters}
         form = max((self.parameters, *self.others), key=lambda form: len(wanted & set(form)))
         taken = ", ".join(str(parameter) for parameter in parameters.values())
         raise RecipeError(
@@ -162,15 +164,15 @@ class PlugPoint:
         )
 
 
-_OTHER_WORDS = {"completions": "responses", "completion": "response", "answer": "label"}
-"""Names of parameters elsewhere, as in TRL -> their names here."""
+_FOREIGN_PARAMETERS = {"completions": "responses", "completion": "response", "answer": "label"}
+"""Name of a parameter in other frameworks, such as TRL -> its name here."""
 
 
-def _fault(
+def _signature_fault(
     form: Sequence[str], parameters: Mapping[str, inspect.Parameter], *, takes_any: bool = False
 ) -> str:
     """Return why a function with these parameters cannot be called with the names in `form`; empty
-    if it can. `takes_any`: its `**kwargs` take names that it lacks."""
+    if it can. `takes_any`: its `**kwargs` accept names that it does not list."""
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     unfilled = [
         name
@@ -183,8 +185,8 @@ def _fault(
     return f"miles does not pass {', '.join(f'`{name}`' for name in unfilled)}" if unfilled else ""
 
 
-class _Named:
-    """A user's function or callable object, with all of its attributes."""
+class _GuardedPlugin:
+    """Wraps a user's function or callable object, and keeps all of its attributes."""
 
     def __init__(self, plugin: Any, guarded: Callable[[], AbstractContextManager[None]]) -> None:
         self._plugin, self._guarded = plugin, guarded
@@ -198,7 +200,7 @@ class _Named:
             return name_of(self._plugin)
         value = getattr(self._plugin, attribute)
         is_method = inspect.ismethod(value)
-        return _Named(value, self._guarded) if is_method else value
+        return _GuardedPlugin(value, self._guarded) if is_method else value
 
 
 def _with_article(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""A group as one of its roles sees it: if roles have rewards of their own, only attempts of the
+"""Views of a group for single roles: if roles have rewards of their own, only trajectories of the
 same role are compared. Pure."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from milescli.core.types import Group, Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleView:
-    """Some trajectories of a group's samples, as a group of their own."""
+    """Holds some trajectories of a group's samples as a group of their own."""
 
     group: Group
     """Its samples have the trajectories that share a reward, and that reward; samples without such
@@ -44,7 +44,8 @@ _Places = list[tuple[int, list[int]]]
 
 
 def _parts(group: Group) -> dict[str | None, _Places]:
-    """Return role with a reward of its own, or None -> places as in a view."""
+    """Return the places (as in RoleView) of the trajectories of each role that has a reward of its
+    own; None stands for all other roles."""
     parts: dict[str | None, _Places] = {}
     for place, sample in enumerate(group.samples):
         own: dict[str | None, list[int]] = {}

@@ -59,8 +59,8 @@ class CpuClock:
     _looked: float = 0.0
 
     def is_busy(self, cpu_s: float) -> bool:
-        """Return True if it has computed since the last look. `cpu_s`: its processor time so far.
-        False at the first look."""
+        """Return True if the process has computed since the last call; False at the first call.
+        `cpu_s`: its processor time so far."""
         now = monotonic()
         had_s, passed_s = cpu_s - self._cpu_s, now - self._looked
         self._cpu_s, self._looked = cpu_s, now

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from milescli.core.events import Event, OfAdapter, to_record
+from milescli.core.events import AdapterEvent, Event, to_record
 from milescli.core.types import StepReport
 
 Record = Mapping[str, Any]
@@ -24,7 +24,7 @@ _PARTS = {"reward_parts": "reward", "figures": "agent"}
 def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
     """Return (step, name -> value) of an event, or None if it carries none; scalars of an adapter's
     event belong to the adapter's run."""
-    return None if isinstance(event, OfAdapter) else scalars_in(to_record(event))
+    return None if isinstance(event, AdapterEvent) else scalars_in(to_record(event))
 
 
 def scalars_in(record: Record) -> tuple[int, dict[str, float]] | None:

@@ -1,6 +1,5 @@
-"""Processes that do not respond: how long, and when that is too long; the stacks of their threads,
-which are written down before a process is ended; and errors that only echo the loss of another
-process."""
+"""Detects processes that do not respond for too long; dumps the stacks of their threads before they
+are killed; recognises errors that are only consequences of the loss of another process."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from time import monotonic
 from milescli.core.events import WorkerSilent
 from milescli.core.run_processes import state_of
 
-SHOWN_AFTER = 1 / 3
+WARNING_SHARE = 1 / 3
 """Fraction of the bound after which the user is notified."""
-UNSURE = 2.0
+BUSY_TIMES = 2.0
 """Multiple of the bound for a process that may be busy: the system runs it, but it does not answer.
 """
 _MAX_COUNTED_S = 15.0
@@ -40,13 +39,13 @@ class Silence:
     reason: str = ""
     """The symptom that was observed."""
     _times: float = 1.0
-    """Multiple of the bound."""
+    """Factor by which the bound is multiplied."""
     _is_shown: bool = False
     _looked: float = field(default_factory=lambda: monotonic())
 
-    def look(self, reason: str | None, *, times: float = 1.0) -> None:
+    def observe(self, reason: str | None, *, times: float = 1.0) -> None:
         """Record a check. `reason` says why the process seems to hang; None means that it responds.
-        `times` scales the bound for this reason."""
+        `times` multiplies the bound for this reason."""
         now = monotonic()
         if reason is None:
             self.longest_s = max(self.longest_s, self.seconds)
@@ -66,10 +65,10 @@ class Silence:
         """Return True if the worker counts as hung."""
         return self.seconds >= self.limit_s
 
-    def news(self, step: int) -> WorkerSilent | None:
-        """Return the event of the silence, once, some time before it is too long. `step`: steps
-        done."""
-        if self._is_shown or self.seconds < SHOWN_AFTER * self.bound_s + self.longest_s:
+    def warning(self, step: int) -> WorkerSilent | None:
+        """Return a warning event, once per silence, when a third of the bound has passed; else
+        None. `step`: number of steps done."""
+        if self._is_shown or self.seconds < WARNING_SHARE * self.bound_s + self.longest_s:
             return None
         self._is_shown = True
         return WorkerSilent(
@@ -90,7 +89,7 @@ def dump_stacks(pids: Mapping[str, int], file: Path) -> str | None:
     no stack could be read."""
     if (tool := py_spy()) is None:
         return None
-    seen = list[str]()
+    dumps = list[str]()
     for name, pid in pids.items():
         # a stopped process cannot be made to wait for the look at it
         command = [tool, "dump", "--nonblocking", "--pid", str(pid)]
@@ -101,11 +100,11 @@ def dump_stacks(pids: Mapping[str, int], file: Path) -> str | None:
         except (subprocess.TimeoutExpired, OSError):
             continue
         if dumped.returncode == 0:
-            seen.append(f"== {name}, process {pid}\n{dumped.stdout}")
-    if not seen:
+            dumps.append(f"== {name}, process {pid}\n{dumped.stdout}")
+    if not dumps:
         return None
     with file.open("a", encoding="utf-8") as stacks:
-        stacks.write("\n".join(seen) + "\n")
+        stacks.write("\n".join(dumps) + "\n")
     return str(file)
 
 
@@ -119,7 +118,7 @@ def is_stopped_process(pid: int) -> bool:
     return state_of(pid) in ("T", "t")
 
 
-_MARKS = (
+_PEER_LOSS_PHRASES = (
     "closed by peer",
     "reset by peer",
     "connection closed",
@@ -130,10 +129,11 @@ _MARKS = (
     "gloo",
     "nccl",
 )
-"""Phrases of gloo, NCCL and sockets, in lower case."""
+"""Phrases in messages of gloo, NCCL and sockets after the loss of a peer, in lower case."""
 
 
 def sounds_like_lost_peer(text: str) -> bool:
-    """Return True if an error with this text may be a symptom whose cause is in another process."""
+    """Return True if an error with this text may be a consequence of the loss of another
+    process."""
     lowered = text.lower()
-    return any(mark in lowered for mark in _MARKS)
+    return any(mark in lowered for mark in _PEER_LOSS_PHRASES)

@@ -28,8 +28,8 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Image:
-    """One picture as engine and trainer both see it: rotated by EXIF, first frame, RGB, alpha on
-    white, written as PNG. Equal pictures are one, by their hash."""
+    """Holds one picture as engine and trainer both see it: rotated by EXIF, first frame, RGB, alpha
+    on white, written as PNG. Pictures with the same hash are equal."""
 
     sha256: str
     """Hex digest of `png`: the picture's name in journals, batches and caches."""
@@ -59,7 +59,7 @@ class ImageSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One question, tokenised once, at the source."""
+    """Holds one question, tokenised once, at the source."""
 
     index: int
     """Row in the source file, counted from 0; the stable name of the prompt."""
@@ -99,7 +99,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
-    """Tokens [start, end) were sampled with weights `version`."""
+    """Records that tokens [start, end) were sampled with weights `version`."""
 
     start: int
     end: int
@@ -108,7 +108,8 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedExperts:
-    """Which experts the engine chose (R3). Row t is the routing of *input* token t."""
+    """Holds the experts that the engine chose for each token (R3). Row t is the routing of *input*
+    token t."""
 
     indices: bytes
     """Row-major [num_tokens, num_layers, topk]; the last token of a trajectory was never an input,
@@ -142,7 +143,7 @@ class RoutedExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherTokens:
-    """A teacher's predictions at each token of a trajectory: its likeliest tokens."""
+    """Holds a teacher's predictions at each token of a trajectory: its most likely tokens."""
 
     token_ids: bytes
     """int32, row-major [num_tokens, topk]; row 0 has no meaning."""
@@ -155,9 +156,9 @@ class TeacherTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One line of tokens as a model saw and sampled it. There is no split into prompt and response:
-    the mask says which tokens the policy sampled. Text is never tokenised again. Example: prompt [a
-    b], response [c d] -> token_ids a b c d, loss_mask 0 0 1 1."""
+    """Holds one sequence of tokens as a model read and sampled it. There is no split into prompt
+    and response: the mask says which tokens the policy sampled. Text is never tokenised again.
+    Example: prompt [a b], response [c d] -> token_ids a b c d, loss_mask 0 0 1 1."""
 
     token_ids: array[int]
     """[num_tokens] typecode i."""
@@ -198,8 +199,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guesses:
-    """Counts of the tokens that engines guessed by speculative decoding, and of the correct
-    ones."""
+    """Counts the tokens that engines guessed by speculative decoding, and the correct ones."""
 
     num_passes: int = 0
     """Number of the model's passes over guesses; each yields one token more than were correct."""
@@ -219,8 +219,8 @@ NO_GUESSES = Guesses()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One attempt at a prompt: one or more trajectories that share a reward. Counts once in every
-    mean over samples."""
+    """Holds one attempt at a prompt: one or more trajectories that share a reward. Counts once in
+    every mean over samples."""
 
     sample_index: int
     """Place in its group, 0 .. samples_per_prompt - 1."""
@@ -245,7 +245,7 @@ class Sample:
     """Metrics that the agent reports for its episode, by name; number of turns, and how often chat
     templates rewrote them."""
     num_failed: int = 0
-    """Number of failed episodes that it replaces."""
+    """Number of failed episodes that were repeated to obtain this sample."""
     num_counted_tokens: int = 0
     """Number of sampled tokens that an endpoint reports, if the tokens themselves are unknown."""
     guesses: Guesses = NO_GUESSES
@@ -282,7 +282,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The samples of one prompt, which a group-relative advantage compares."""
+    """Holds the samples of one prompt, which a group-relative advantage compares."""
 
     prompt: Prompt
     samples: list[Sample]
@@ -302,7 +302,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two responses to one prompt, of which one was preferred; or one that was judged alone."""
+    """Holds two responses to one prompt, of which one was preferred; or one response that was
+    judged alone."""
 
     index: int
     """Row in the source file, counted from 0."""
@@ -313,7 +314,7 @@ class Pair:
     """Prompt and the other response, which is on the loss mask; None: only `chosen` was judged, and
     is good."""
     margin: float = 0.0
-    """By how much the chosen response is preferred, if the row says so."""
+    """Margin by which the chosen response is preferred, if the row gives one."""
     references: tuple[array[float], ...] = ()
     """For each of `sides`, [num_tokens] log-prob by the reference of each token; empty: not
     computed."""
@@ -330,13 +331,13 @@ class Pair:
 
 
 ROLLOUT, EVALUATION, JOINING = "rollout", "evaluation", "joining"
-"""Fleets of engines that a trainer sends weights to: those that sample what is learned from; where
-evaluations have their own, these; and one that is started in the place of a dead one, alone."""
+"""Names of fleets of engines to which a trainer sends weights: those that sample training data;
+those that answer evaluations, if separate; and a replacement of a dead engine, alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAddress:
-    """One rollout engine: its URL, and its name in errors."""
+    """Describes one rollout engine: its URL, and its name in errors."""
 
     url: str
     """http://127.0.0.1:30000"""
@@ -358,7 +359,7 @@ class EngineAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """Results of one trainer step, over the whole batch and all ranks."""
+    """Holds the results of one trainer step, over the whole batch and all ranks."""
 
     loss: float
     """The scalar that was differentiated; mean over the optimizer updates of the step."""
@@ -381,7 +382,8 @@ class StepReport:
     forward_backward_s: float
     optimizer_s: float
     figures: Mapping[str, float]
-    """Metrics of the objective, by its names for them; shown and logged, never steering."""
+    """Metrics of the objective, by its own names; only shown and logged, they never affect the
+    run."""
     save_wait_s: float = 0.0
     """Seconds of waiting until the checkpoint in progress had read the weights, which change next.
     """

@@ -18,12 +18,13 @@ from typing import Any, NoReturn
 
 from milescli.core.errors import MilesError, RecipeError
 
-_OURS = (
+_CALLER_FILES = (
     f"{Path(__file__).parents[1]}{os.sep}",
     f"{Path(asyncio.__file__).parent}{os.sep}",
     contextlib.__file__,
 )
-"""Files that call the user's code: their frames do not help to fix it."""
+"""Files of miles that call the user's code, left out of tracebacks: their frames do not help to fix
+it."""
 BOUND_S = 120.0
 """Bound on one call of a piece: a filter, an advantage estimator, a surrogate, ..."""
 IMPORT_BOUND_S = 600.0
@@ -39,7 +40,7 @@ in_user_process = False
 def user_traceback(error: BaseException) -> str:
     """Return the frames from the user's first one on, and the error."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = list(dropwhile(lambda frame: frame.filename.startswith(_OURS), frames))
+    own = list(dropwhile(lambda frame: frame.filename.startswith(_CALLER_FILES), frames))
     last = "".join(traceback.format_exception_only(error)).strip()
     if not own:
         return last
@@ -58,15 +59,15 @@ def path_of(plugin: object) -> str:
     return f"{module}:{name}" if module and name else name_of(plugin)
 
 
-def mend(plugin: object, how: str = "") -> str:
+def plugin_fix(plugin: object, how: str = "") -> str:
     """Return the fix in an error about a plug-in, given itself or its import path: "fix
     `mine:strict` (/home/me/mine.py:12): ..."."""
     name = plugin if isinstance(plugin, str) else name_of(plugin)
-    return f"fix `{name}`{place_of(plugin)}" + (f": {how}" if how else ", then continue")
+    return f"fix `{name}`{source_location(plugin)}" + (f": {how}" if how else ", then continue")
 
 
-def place_of(plugin: object) -> str:
-    """Return ` (file:line)` of its definition; empty if it cannot be found."""
+def source_location(plugin: object) -> str:
+    """Return ` (file:line)` of the plug-in's definition; empty if it cannot be found."""
     if isinstance(plugin, str):
         module, _, name = plugin.partition(":")
         plugin = getattr(sys.modules.get(module), name, None)
@@ -83,11 +84,11 @@ def place_of(plugin: object) -> str:
 
 @contextlib.contextmanager
 def bounded(what: str, bound_s: float | None = None) -> Iterator[None]:
-    """Bound user code in a process that must not hang with it, nor end without a message: a
-    trainer's rank. If the code has not returned after `bound_s` (None: `BOUND_S`), the process
-    reports where it was, and ends; if the code ends the process, that is reported. Nested calls
-    share the bound of the outermost one; a process that only runs user code is bounded by the
-    process that started it."""
+    """Bound the time of user code in a process that must neither hang with it nor end without a
+    message: a trainer's rank. If the code has not returned after `bound_s` (None: `BOUND_S`), the
+    process reports where it was, and ends; if the code ends the process, that is reported. Nested
+    calls share the outermost bound. In a process that only runs user code this does nothing: the
+    process that started it bounds it."""
     global _is_bounded
     if _is_bounded or in_user_process:
         yield
@@ -124,7 +125,7 @@ def bounded(what: str, bound_s: float | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def failures_named(what: str) -> Iterator[None]:
+def as_recipe_errors(what: str) -> Iterator[None]:
     """Turn exceptions in user code into a RecipeError with their traceback."""
     try:
         yield

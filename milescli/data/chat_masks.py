@@ -22,14 +22,14 @@ from milescli.data.turn_places import (
     REASONING,
     ChatRenderings,
     Piece,
-    Placed,
+    PlacedPieces,
     Turn,
     UnknownPlacesError,
 )
 
 Span = tuple[int, int]
 """[start, end) in characters."""
-_MARKS = re.compile(r"\{%-?\s*generation\b")
+_GENERATION_TAG = re.compile(r"\{%-?\s*generation\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class MarkedText:
     """The token to add; None: the one that ends a response."""
 
 
-def marked_chat(
+def mark_chat(
     tokenizer: ChatTokenizer,
     turns: Sequence[Turn],
     *,
@@ -62,7 +62,7 @@ def marked_chat(
     require_no_stop(tokenizer, turns, first=first)
     chat = _Chat(tokenizer, turns, tools)
     try:
-        return _sequences(chat, first)
+        return _mark_sequences(chat, first)
     except UnknownPlacesError:
         if not chat.has_tags:
             raise
@@ -72,30 +72,30 @@ def marked_chat(
     return [MarkedText(text=whole, spans=[span for span in tags if span[1] > start])]
 
 
-def _sequences(chat: _Chat, first: int) -> list[MarkedText]:
+def _mark_sequences(chat: _Chat, first: int) -> list[MarkedText]:
     turns = chat.turns
     wanted = [at for at in range(first, len(turns)) if turns[at]["role"] == "assistant"]
     made: list[_Sequence] = []
     for place in reversed(wanted):
         prompt = chat.renderings.prompt(place)
-        if any(chat.learn(sequence, place, prompt) for sequence in made):
+        if any(chat.mark_turn(sequence, place, prompt) for sequence in made):
             continue
-        own = chat.ending_at(place, prompt)
-        if not any(sequence.takes(own) for sequence in made):
+        own = chat.sequence_ending_at(place, prompt)
+        if not any(sequence.merge_prefix(own) for sequence in made):
             made.append(own)
-    return [sequence.marked() for sequence in reversed(made)]
+    return [sequence.to_marked_text() for sequence in reversed(made)]
 
 
-def marked_as_one(
+def mark_chat_as_one(
     tokenizer: ChatTokenizer,
     turns: Sequence[Turn],
     *,
     first: int = 0,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> MarkedText:
-    """Return the text of `marked_chat`. Raises ValueError as `marked_chat`, and if there are
-    several texts."""
-    texts = marked_chat(tokenizer, turns, first=first, tools=tools)
+    """Return the text of `mark_chat`, if it is a single one. Raises ValueError as `mark_chat`, and
+    if there are several texts."""
+    texts = mark_chat(tokenizer, turns, first=first, tools=tools)
     if len(texts) == 1:
         return texts[0]
     if not texts:
@@ -109,9 +109,9 @@ def marked_as_one(
 
 @dataclass(slots=True, kw_only=True)
 class _Sequence:
-    """A text that is being marked."""
+    """Holds a text that is being marked."""
 
-    placed: Placed
+    placed: PlacedPieces
     tags: list[Span] | None
     """Spans that the template itself marks; None if it marks nothing."""
     spans: list[Span] = field(default_factory=list)
@@ -120,20 +120,20 @@ class _Sequence:
     end_id: int | None = None
     ends_open: bool = False
 
-    def takes(self, other: _Sequence) -> bool:
-        """Add the spans of `other` and return True, if this text begins with all of its text; else
-        return False."""
+    def merge_prefix(self, other: _Sequence) -> bool:
+        """Add the spans of `other` and return True, if the text of `other` is a prefix of this one;
+        else return False."""
         if other.ends_open or not self.placed.text.startswith(other.placed.text[: other.end]):
             return False
         self.spans += other.spans
         return True
 
-    def marked(self) -> MarkedText:
+    def to_marked_text(self) -> MarkedText:
         """Return the text up to the end of the last turn, with its trained spans."""
         ascending = [*sorted(self.spans), (self.end, self.end)]
         spans = [(start, min(end, after)) for (start, end), (after, _) in pairwise(ascending)]
         if self.tags is not None:
-            spans = _common(spans, self.tags)
+            spans = _intersection(spans, self.tags)
         return MarkedText(
             text=self.placed.text[: self.end],
             spans=spans,
@@ -153,55 +153,55 @@ class _Chat:
     ) -> None:
         self.tokenizer, self.turns, self.tools = tokenizer, turns, tools
         self.renderings = ChatRenderings(tokenizer, turns, tools=tools)
-        self.has_tags = bool(_MARKS.search(tokenizer.template or ""))
+        self.has_tags = bool(_GENERATION_TAG.search(tokenizer.template or ""))
 
-    def learn(self, sequence: _Sequence, place: int, prompt: str | None) -> bool:
+    def mark_turn(self, sequence: _Sequence, place: int, prompt: str | None) -> bool:
         """Mark turn `place` in a sequence that continues after it, and return True, if the sequence
-        has the turn as rollout would see and generate it; else return False."""
+        renders the turn as rollout would see and generate it; else return False."""
         text = sequence.placed.text
-        if prompt is None or not text.startswith(prompt) or sequence.placed.lost(place):
+        if prompt is None or not text.startswith(prompt) or sequence.placed.missing_parts(place):
             return False
         sequence.spans += self._spans(sequence.placed, place, len(prompt))[0]
         return True
 
-    def ending_at(self, place: int, prompt: str | None) -> _Sequence:
-        """Return a new sequence that turn `place` ends, marked."""
+    def sequence_ending_at(self, place: int, prompt: str | None) -> _Sequence:
+        """Return a new sequence whose last turn is `place`, with that turn marked."""
         whole = self.renderings.placed(place + 1, opens_answer=False)
         self._require_all(whole, place)
         start, moved = self._start(whole, place, prompt), 0
         tags = self.renderings.tags(place + 1, opens_answer=False) if self.has_tags else None
-        if isinstance(start, _Joint):
+        if isinstance(start, _JoinedTurn):
             whole, moved, start = start.placed, start.moved, start.start
             if tags is not None:
-                behind = [(max(left + moved, start), right + moved) for left, right in tags]
+                shifted = [(max(left + moved, start), right + moved) for left, right in tags]
                 tags = self.renderings.tags(place, opens_answer=True)
-                tags += [tag for tag in behind if tag[1] > start]
+                tags += [tag for tag in shifted if tag[1] > start]
         made = _Sequence(placed=whole, tags=tags)
         made.spans, made.end = self._spans(whole, place, start)
         last = whole.text[start : made.end].rstrip()
         if not last.endswith(tuple(self.tokenizer.stop_texts)):
-            header = self.tokenizer.end_in(self.renderings.next_header(place))
+            header = self.tokenizer.turn_end_token(self.renderings.next_header(place))
             stops = header is not None and header in self.tokenizer.stop_ids
             if stops or not last.endswith(tuple(self.tokenizer.turn_texts)):
                 made.ends_open, made.end_id = True, header
         return made
 
-    def _require_all(self, whole: Placed, place: int) -> None:
+    def _require_all(self, whole: PlacedPieces, place: int) -> None:
         """Raise ValueError if the template leaves out a part of turn `place`, or what is said to
         the assistant before it."""
-        if lost := whole.lost(place):
-            raise ValueError(_lost(lost, place, self.tokenizer.template or ""))
+        if lost := whole.missing_parts(place):
+            raise ValueError(_omission_text(lost, place, self.tokenizer.template or ""))
         for turn in range(place):
-            if self.turns[turn]["role"] != "assistant" and whole.lost(turn):
+            if self.turns[turn]["role"] != "assistant" and whole.missing_parts(turn):
                 raise ValueError(
                     f"the chat template omits turn {turn + 1} ({self.turns[turn]['role']}): the "
                     "model would learn an answer to something that it never reads"
                 )
 
-    def _start(self, whole: Placed, place: int, prompt: str | None) -> int | _Joint:
-        """Return where turn `place`, the last of `whole`, begins: after its prompt. If the text
-        does not begin with the prompt, the turn begins where the two diverge in the opening of the
-        answer; or its prompt and what it adds are joined."""
+    def _start(self, whole: PlacedPieces, place: int, prompt: str | None) -> int | _JoinedTurn:
+        """Return the character at which turn `place`, the last of `whole`, begins: the end of its
+        prompt. If the text does not begin with the prompt, it is where the two diverge within the
+        opening of the answer; if they diverge earlier, return the prompt and the turn joined."""
         text = whole.text
         if prompt is None:
             opening = self.renderings.opening()
@@ -213,18 +213,18 @@ class _Chat:
         given = [piece for piece in whole.order if piece[2].turn < place]
         anchor = max((end for _, end, _ in given), default=0)
         if prompt.startswith(text[:anchor]):
-            return anchor + self._shared(text[anchor:], prompt[anchor:])
+            return anchor + self._common_prefix_length(text[anchor:], prompt[anchor:])
         before = self.renderings.placed(place, opens_answer=True)
         common = next((key for *_, key in reversed(given) if key in before.places), None)
         if common is None:
             raise UnknownPlacesError
-        return self._joined(before, whole, common)
+        return self._join(before, whole, common)
 
-    def _joined(self, before: Placed, whole: Placed, common: Piece) -> _Joint:
-        """Join the prompt `before` and the turn at the end of `whole`; both have the piece `common`
-        before the opening of the answer."""
+    def _join(self, before: PlacedPieces, whole: PlacedPieces, common: Piece) -> _JoinedTurn:
+        """Join the prompt `before` and the turn at the end of `whole`. Both contain the piece
+        `common` before the opening of the answer."""
         left, right = before.places[common][1], whole.places[common][1]
-        opening = self._shared(whole.text[right:], before.text[left:])
+        opening = self._common_prefix_length(whole.text[right:], before.text[left:])
         cut, start = right + opening, left + opening
         moved = start - cut
         places = {key: at for key, at in before.places.items() if at[1] <= start}
@@ -232,11 +232,12 @@ class _Chat:
             key: (at[0] + moved, at[1] + moved) for key, at in whole.places.items() if at[0] >= cut
         }
         text = before.text[:start] + whole.text[cut:]
-        placed = Placed(text=text, texts=whole.texts, places=places)
-        return _Joint(placed=placed, moved=moved, start=start)
+        placed = PlacedPieces(text=text, texts=whole.texts, places=places)
+        return _JoinedTurn(placed=placed, moved=moved, start=start)
 
-    def _shared(self, text: str, opening: str) -> int:
-        """Return the length of the common prefix of both, in characters, whole tokens only."""
+    def _common_prefix_length(self, text: str, opening: str) -> int:
+        """Return the length of the common prefix of both texts, in characters, rounded down to
+        whole tokens."""
         pairs = enumerate(zip(text, opening, strict=False))
         shared = next(
             (at for at, (one, other) in pairs if one != other), min(len(text), len(opening))
@@ -250,15 +251,15 @@ class _Chat:
             shared = min(starts)
 
     def _token_start(self, text: str, place: int) -> int:
-        """Return where the token that holds `place` begins."""
+        """Return the first character of the token that contains character `place`."""
         offsets = self.tokenizer.inner(
-            text[: place + _LONGEST], add_special_tokens=False, return_offsets_mapping=True
+            text[: place + _MAX_TOKEN_CHARS], add_special_tokens=False, return_offsets_mapping=True
         )["offset_mapping"]
         return max((start for start, _ in offsets if start <= place), default=0)
 
-    def _spans(self, whole: Placed, place: int, start: int) -> tuple[list[Span], int]:
-        """Return the trained spans of turn `place` from `start` on, and where the turn ends.
-        Results of tools that some templates write within a turn are left out."""
+    def _spans(self, whole: PlacedPieces, place: int, start: int) -> tuple[list[Span], int]:
+        """Return the trained spans of turn `place` from `start` on, and the end of the turn. Leaves
+        out results of tools, which some templates write within a turn."""
         spans: list[Span] = []
         for number in whole.of(place, start=start):
             left, right, key = whole.order[number]
@@ -266,8 +267,8 @@ class _Chat:
             begins = left if spans else start
             if before and before[0][2].turn == place:
                 begins = spans.pop()[0]
-            behind = whole.order[number + 1 : number + 2]
-            if behind and behind[0][2].turn == place:
+            following = whole.order[number + 1 : number + 2]
+            if following and following[0][2].turn == place:
                 spans.append((begins, right))
             else:
                 spans.append((begins, self._end(whole, place, right, key)))
@@ -275,53 +276,53 @@ class _Chat:
             spans.append((start, self._end(whole, place, start, None)))
         return spans, spans[-1][1]
 
-    def _end(self, whole: Placed, place: int, start: int, last: Piece | None) -> int:
-        """Return where turn `place` ends: after the token at which generation stops. `last`: its
+    def _end(self, whole: PlacedPieces, place: int, start: int, last: Piece | None) -> int:
+        """Return the end of turn `place`: after the token at which generation stops. `last`: its
         last piece, which ends at `start`."""
         number = bisect_left(whole.order, start, key=lambda piece: piece[0])
-        until, _, follows = whole.order[number] if number < len(whole.order) else _NOTHING
-        behind = whole.text[start:until]
-        if found := _first(behind, self.tokenizer.stop_texts):
+        until, _, follows = whole.order[number] if number < len(whole.order) else _NO_PIECE
+        ending = whole.text[start:until]
+        if found := _first_token_span(ending, self.tokenizer.stop_texts):
             return start + found[1]
-        closing = behind
+        closing = ending
         if follows is not None and last is not None:
             alone = self.renderings.placed(place + 1, opens_answer=False)
             closing = alone.text[alone.places[last][1] :] if last in alone.places else ""
-            closing = behind[: self._shared(behind, closing)]
+            closing = ending[: self._common_prefix_length(ending, closing)]
         special = self.tokenizer.turn_texts
         if ends := [closing.rfind(one) + len(one) for one in special if one in closing]:
             return start + max(ends)
         answers = follows is None or self.turns[follows.turn]["role"] == "assistant"
-        if not answers and (end := self.tokenizer.end_in(behind)) is not None:
+        if not answers and (end := self.tokenizer.turn_end_token(ending)) is not None:
             token = str(self.tokenizer.inner.convert_ids_to_tokens(end))
-            return start + behind.index(token) + len(token)
+            return start + ending.index(token) + len(token)
         return start + len(closing.rstrip())
 
 
-_NOTHING = (None, None, None)
-_LONGEST = 64
+_NO_PIECE = (None, None, None)
+_MAX_TOKEN_CHARS = 64
 """Most characters after a position that may belong to its token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Joint:
-    """A prompt, and what a turn adds to it in another rendering."""
+class _JoinedTurn:
+    """Holds the prompt of a turn joined with the turn as another rendering has it."""
 
-    placed: Placed
+    placed: PlacedPieces
     moved: int
     """Offset of the turn relative to that rendering, in characters."""
     start: int
 
 
-def _first(text: str, tokens: Sequence[str]) -> Span | None:
-    """Return the span of the first of the tokens in the text, the longest if several begin
-    there."""
+def _first_token_span(text: str, tokens: Sequence[str]) -> Span | None:
+    """Return the span of the first occurrence of any of the tokens in the text, the longest if
+    several begin there; None if there is none."""
     found = [(text.index(token), -len(token)) for token in tokens if token in text]
     return (min(found)[0], min(found)[0] - min(found)[1]) if found else None
 
 
-def _lost(parts: set[str], place: int, template: str) -> str:
-    """Return the sentence about what a template leaves out of a turn."""
+def _omission_text(parts: set[str], place: int, template: str) -> str:
+    """Return the sentence that says which parts of a turn a template omits."""
     reasons = [part for part in REASONING if part in parts]
     named = ", ".join(f"`{part}`" for part in sorted(parts))
     known = [name for name in REASONING if re.search(rf"[.'\"]{name}\b", template)]
@@ -343,7 +344,7 @@ def require_no_stop(tokenizer: ChatTokenizer, turns: Sequence[Turn], *, first: i
         if turn["role"] != "assistant":
             continue
         texts = "\0".join(_strings([turn.get(part) for part in (*REASONING, CONTENT, CALLS)]))
-        if found := _first(texts, tokenizer.stop_texts):
+        if found := _first_token_span(texts, tokenizer.stop_texts):
             raise ValueError(
                 f"the text of turn {place + 1} (assistant) contains `{texts[slice(*found)]}`, "
                 "which stops generation: remove it, because the chat template ends the turn"
@@ -351,7 +352,7 @@ def require_no_stop(tokenizer: ChatTokenizer, turns: Sequence[Turn], *, first: i
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the texts in a content or in calls, at any depth."""
+    """Yield all texts in a content or in tool calls, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -361,42 +362,42 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def marked_response(prompt: str, response: str) -> MarkedText:
+def mark_response(prompt: str, response: str) -> MarkedText:
     """Append a response to a prompt, for models without a chat template, and mark the response."""
     text = prompt + response
     return MarkedText(text=text, spans=[(len(prompt), len(text))], ends_open=True)
 
 
-def marked_text(text: str) -> MarkedText:
-    """Mark all of a plain text."""
+def mark_text(text: str) -> MarkedText:
+    """Return a plain text with all of it marked."""
     return MarkedText(text=text, spans=[(0, len(text))], ends_open=True)
 
 
-def _common(spans: Sequence[Span], tags: Sequence[Span]) -> list[Span]:
-    """Return the intersection of both, ascending; adjacent tags are merged."""
+def _intersection(spans: Sequence[Span], tags: Sequence[Span]) -> list[Span]:
+    """Return the intersection of two lists of spans, ascending; adjacent tags are merged."""
     merged: list[Span] = []
     for left, right in sorted(tags):
         if merged and left <= merged[-1][1]:
             left, before = merged.pop()
             right = max(right, before)
         merged.append((left, right))
-    kept: list[Span] = []
+    common: list[Span] = []
     at = 0
     for start, end in spans:
         while at < len(merged) and merged[at][1] <= start:
             at += 1
         while at < len(merged) and merged[at][0] < end:
-            kept.append((max(start, merged[at][0]), min(end, merged[at][1])))
+            common.append((max(start, merged[at][0]), min(end, merged[at][1])))
             if merged[at][1] > end:
                 break
             at += 1
-    return kept
+    return common
 
 
-def tokenized(tokenizer: ChatTokenizer, texts: Sequence[MarkedText]) -> list[Trajectory]:
-    """Return [texts] trajectories. Tokens in a span are on the loss mask, except for the very first
-    token. The text before a span is tokenised separately if a token would reach into the span, as
-    engines read a prompt before they generate."""
+def tokenize_marked(tokenizer: ChatTokenizer, texts: Sequence[MarkedText]) -> list[Trajectory]:
+    """Return one trajectory per text. Tokens in a span are on the loss mask, except for the very
+    first token. The text before a span is tokenised separately if a token would cross the span's
+    start, because engines tokenise a prompt before they generate."""
     if not texts:
         return []
     encoded = tokenizer.inner(
@@ -406,8 +407,8 @@ def tokenized(tokenizer: ChatTokenizer, texts: Sequence[MarkedText]) -> list[Tra
     for text, ids, offsets in zip(
         texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
     ):
-        ids, offsets = _parted(tokenizer, text, ids, offsets)
-        prefix = tokenizer.missing_prefix(ids)
+        ids, offsets = _split_at_spans(tokenizer, text, ids, offsets)
+        prefix = tokenizer.missing_bos(ids)
         made.append(
             _trajectory(
                 [*prefix, *tokenizer.require_embedded(ids)],
@@ -419,12 +420,13 @@ def tokenized(tokenizer: ChatTokenizer, texts: Sequence[MarkedText]) -> list[Tra
     return made
 
 
-def _parted(
+def _split_at_spans(
     tokenizer: ChatTokenizer, text: MarkedText, ids: list[int], offsets: list[Span]
 ) -> tuple[list[int], list[Span]]:
-    """Return the tokens, with none that begins before a span and ends in it."""
+    """Return the tokens and offsets, with every token that crosses the start of a span split
+    there."""
     starts = {start for start, _ in text.spans}
-    inner = sorted({cut for cut in starts for a, b in _around(offsets, cut) if a < cut < b})
+    inner = sorted({cut for cut in starts for a, b in _tokens_around(offsets, cut) if a < cut < b})
     if not inner:
         return ids, offsets
     cuts = [0, *inner, len(text.text)]
@@ -435,15 +437,15 @@ def _parted(
     return ids, [(a + cut, b + cut) for cut, piece in places for a, b in piece]
 
 
-def _around(offsets: Sequence[Span], place: int) -> Sequence[Span]:
-    """Return the tokens that may contain a position."""
+def _tokens_around(offsets: Sequence[Span], place: int) -> Sequence[Span]:
+    """Return the offsets of the tokens that may contain character `place`."""
     at = bisect_left(offsets, place, key=lambda span: span[0])
     return offsets[max(at - 1, 0) : at]
 
 
 def turn_end_ids(tokenizer: ChatTokenizer) -> set[int]:
-    """Return the tokens with which a trained model learns to end a turn: an answer, and a turn that
-    calls a tool, if the template supports such turns."""
+    """Return the tokens that a trained model learns to end a turn with: an answer, and a turn that
+    calls a tool if the template supports such turns."""
     call = {"name": "a", "arguments": {"a": "a"}}
     calls = [{"type": "function", "id": "call00000", "function": call}]
     ends = {tokenizer.eos_id}
@@ -454,38 +456,40 @@ def turn_end_ids(tokenizer: ChatTokenizer) -> set[int]:
         with contextlib.suppress(Exception):  # a template may raise anything
             ends |= {
                 int(line.token_ids[-1])
-                for line in tokenized(tokenizer, marked_chat(tokenizer, turns))
+                for line in tokenize_marked(tokenizer, mark_chat(tokenizer, turns))
             }
     return ends
 
 
-def demonstrated(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Trajectory]:
-    """Return a prompt with its worked response, of which the assistant's part is on the loss mask,
-    not what tools return. There are several if `marked_chat` returns several; raises ValueError as
-    `marked_chat`."""
+def demonstration_trajectories(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Trajectory]:
+    """Return a prompt with its worked response as trajectories: what the assistant says is on the
+    loss mask, what tools return is not. There are several if `mark_chat` returns several. Raises
+    ValueError as `mark_chat`."""
     worked = prompt.demonstration
     assert worked is not None, f"prompt {prompt.index} has no demonstration"
     if isinstance(worked, str):
         require_no_stop(tokenizer, [{"role": "assistant", CONTENT: worked}])
-        made = demonstration(prompt.token_ids, tokenizer.encode_response(worked))
+        made = demonstration_trajectory(prompt.token_ids, tokenizer.encode_response(worked))
         return [replace(made, image_spans=prompt.image_spans, images=prompt.images)]
     images = [*prompt.images, *prompt.worked_images]
-    asked = as_parts(prompt.messages) if prompt.images else prompt.messages
+    question = as_parts(prompt.messages) if prompt.images else prompt.messages
     worked = as_parts(worked) if prompt.worked_images else worked
-    texts = marked_chat(tokenizer, [*asked, *worked], first=len(asked), tools=prompt.tools)
-    lines = tokenized(tokenizer, texts)
+    texts = mark_chat(tokenizer, [*question, *worked], first=len(question), tools=prompt.tools)
+    lines = tokenize_marked(tokenizer, texts)
     if not images or tokenizer.images is None:
         return lines
-    return [with_images(line, images, tokenizer.images) for line in lines]
+    return [with_image_tokens(line, images, tokenizer.images) for line in lines]
 
 
-def with_images(line: Trajectory, images: Sequence[Image], sees: PromptImages) -> Trajectory:
-    """Return a sequence that no engine sampled, with each image token replaced by all tokens of its
-    image. The beginning of a chat has the first of its `images`. Raises ValueError if there are
-    more image tokens than images."""
-    num_shown = sum(token == sees.token_id for token in line.token_ids)
-    ids, spans, places = sees.expanded(line.token_ids, images[:num_shown])
-    made = unsampled(ids, bytes(line.loss_mask[place] for place in places))
+def with_image_tokens(
+    trajectory: Trajectory, images: Sequence[Image], image_encoder: PromptImages
+) -> Trajectory:
+    """Return a trajectory that no engine sampled, with each image token replaced by all tokens of
+    its image. If the trajectory is only the beginning of a chat, it uses the first of `images`.
+    Raises ValueError if there are more image tokens than images."""
+    num_shown = sum(token == image_encoder.token_id for token in trajectory.token_ids)
+    ids, spans, places = image_encoder.expanded(trajectory.token_ids, images[:num_shown])
+    made = unsampled_trajectory(ids, bytes(trajectory.loss_mask[place] for place in places))
     return replace(made, image_spans=spans, images=images[:num_shown])
 
 
@@ -504,12 +508,12 @@ def _trajectory(
     if text.ends_open:
         end = eos_id if text.end_id is None else text.end_id
         ids, mask = [*ids, end], mask + b"\1"
-    return unsampled(ids, bytes(mask))
+    return unsampled_trajectory(ids, bytes(mask))
 
 
-def unsampled(token_ids: Sequence[int], loss_mask: bytes) -> Trajectory:
-    """Make a trajectory that no engine sampled, without log-probs. `loss_mask`: [num_tokens] 1 for
-    tokens that are trained on."""
+def unsampled_trajectory(token_ids: Sequence[int], loss_mask: bytes) -> Trajectory:
+    """Make a trajectory, without log-probs, of tokens that no engine sampled. `loss_mask`:
+    [num_tokens] 1 for tokens that are trained on."""
     return Trajectory(
         token_ids=array("i", token_ids),
         loss_mask=loss_mask,
@@ -518,14 +522,15 @@ def unsampled(token_ids: Sequence[int], loss_mask: bytes) -> Trajectory:
     )
 
 
-def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Trajectory:
-    """Make a trajectory whose response is on the loss mask, every token of it."""
+def demonstration_trajectory(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Trajectory:
+    """Make a trajectory of a prompt and a response, with every token of the response on the loss
+    mask."""
     mask = bytes(len(prompt_ids)) + b"\1" * len(response_ids)
-    return unsampled([*prompt_ids, *response_ids], mask)
+    return unsampled_trajectory([*prompt_ids, *response_ids], mask)
 
 
-def cut(trajectory: Trajectory, num_tokens: int) -> Trajectory:
-    """Return the first `num_tokens` tokens."""
+def truncated(trajectory: Trajectory, num_tokens: int) -> Trajectory:
+    """Return the trajectory's first `num_tokens` tokens."""
     if trajectory.num_tokens <= num_tokens:
         return trajectory
     whole = tuple(
@@ -533,5 +538,7 @@ def cut(trajectory: Trajectory, num_tokens: int) -> Trajectory:
     )
     if len(whole) < len(trajectory.image_spans):  # nothing is seen of a part of an image
         num_tokens = min(num_tokens, trajectory.image_spans[len(whole)].start)
-    made = unsampled(trajectory.token_ids[:num_tokens], trajectory.loss_mask[:num_tokens])
+    made = unsampled_trajectory(
+        trajectory.token_ids[:num_tokens], trajectory.loss_mask[:num_tokens]
+    )
     return replace(made, image_spans=whole, images=trajectory.images)

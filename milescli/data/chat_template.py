@@ -32,8 +32,8 @@ def no_template(folder: Path) -> DataError:
     )
 
 
-def own_template(wanted: str) -> str | None:
-    """Return the template that `data.chat_template` sets instead of the tokenizer's; None if it
+def configured_template(wanted: str) -> str | None:
+    """Return the template that `data.chat_template` sets in place of the tokenizer's; None if it
     sets none. Raises DataError for a file without a template."""
     if wanted in (AUTO, RAW):
         return None
@@ -41,7 +41,7 @@ def own_template(wanted: str) -> str | None:
 
 
 def template_of_file(path: str) -> str:
-    """Return the template in a file, which must be Jinja. Raises DataError."""
+    """Return the template in a file. Raises DataError if it is not Jinja."""
     try:
         text = read_regular_text(Path(path).expanduser())
     except (OSError, UnicodeDecodeError) as error:
@@ -50,7 +50,7 @@ def template_of_file(path: str) -> str:
             why=str(error),
             fix=f"--set data.chat_template={AUTO}   # or none, chatml, or a file",
         ) from error
-    if fault := syntax_fault(text):
+    if fault := syntax_error(text):
         line, message = fault
         raise DataError(
             f"{path} is not a valid chat template",
@@ -61,8 +61,8 @@ def template_of_file(path: str) -> str:
 
 
 def template_of_folder(template: object, folder: Path) -> str:
-    """Return the template that a model's folder has. Raises DataError if it is no Jinja."""
-    fault = (1, "it is no text") if not isinstance(template, str) else syntax_fault(template)
+    """Return the template of a model's folder. Raises DataError if it is not Jinja."""
+    fault = (1, "it is no text") if not isinstance(template, str) else syntax_error(template)
     if fault is not None:
         raise DataError(
             f"the chat template of the tokenizer in {folder} is not valid",
@@ -75,7 +75,7 @@ def template_of_folder(template: object, folder: Path) -> str:
     return str(template)
 
 
-def syntax_fault(text: str) -> tuple[int, str] | None:
+def syntax_error(text: str) -> tuple[int, str] | None:
     """Return (line, message) of a syntax error in a template, or None."""
     import jinja2
 
@@ -98,9 +98,9 @@ class TemplateTooSlow(DataError):
 
 
 @contextlib.contextmanager
-def passing_over_errors() -> Iterator[None]:
-    """Ignore an error of the template in the block, whose type depends on the template;
-    TemplateTooSlow passes, so that endless templates do not add up."""
+def ignoring_template_errors() -> Iterator[None]:
+    """Ignore errors that the template raises in the block, whose types depend on the template.
+    TemplateTooSlow is not ignored, so that the time of endless templates does not add up."""
     try:
         yield
     except TemplateTooSlow:

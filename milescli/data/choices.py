@@ -12,7 +12,7 @@ from milescli.data.messages import parsed, present
 from milescli.data.tables import kind_of
 
 LETTERS = string.ascii_uppercase
-MOST = len(LETTERS)
+MAX_OPTIONS = len(LETTERS)
 _LETTERED = re.compile(r"\s*\(?([A-Za-z])\s*[).:]\s*(.*)", re.DOTALL)
 """An option with its own letter: `A)21`, `(B) Paris`."""
 _OWN_NAMES, _OWN_TEXTS = ("label", "labels", "key"), ("text", "texts")
@@ -23,8 +23,8 @@ Options = tuple[list[str], list[str]]
 
 
 def is_options(value: Any) -> bool:
-    """Return True if a value has the form of the options of a question; what is wrong with them is
-    reported by line."""
+    """Return True if a value looks like the options of a question; faults within them are reported
+    later, by line."""
     found = parsed(value) if isinstance(value, str) else value
     if isinstance(found, Mapping) and _fields(found) is not None:
         return True
@@ -35,9 +35,9 @@ def is_options(value: Any) -> bool:
 
 
 def options_in(record: Mapping[str, Any], columns: Sequence[str], *, answer: str | None) -> Options:
-    """Return the options of a row: of one column that has all, or of columns with one each. If
-    `answer`, the column of the right one, is among these, they are in alphabetical order with their
-    texts as names. Raises ValueError."""
+    """Return the options of a row, from one column that has all of them, or from columns with one
+    each. If `answer`, the column of the right one, is among these, they are in alphabetical order
+    with their texts as names. Raises ValueError."""
     where = f"`{columns[0]}`"
     if len(columns) == 1:
         names, texts = _options(present(record, columns[0]), columns[0])
@@ -45,8 +45,8 @@ def options_in(record: Mapping[str, Any], columns: Sequence[str], *, answer: str
         names, texts = [], [_text(present(record, column), column) for column in columns]
         if answer in columns:
             names = texts = sorted(texts, key=str.casefold)
-    if not 2 <= len(texts) <= MOST:
-        raise ValueError(f"{where} must contain 2 to {MOST} options, but has {len(texts)}")
+    if not 2 <= len(texts) <= MAX_OPTIONS:
+        raise ValueError(f"{where} must contain 2 to {MAX_OPTIONS} options, but has {len(texts)}")
     if twice := next((one for number, one in enumerate(names) if one in names[:number]), None):
         raise ValueError(f"{where} contains the option {twice} twice")
     return names, texts
@@ -66,36 +66,37 @@ def letter_of(answer: Any, options: Options, *, key: str, first: int) -> str:
         answer = int(answer)  # a column of integers with a gap
     if isinstance(answer, bool) or not isinstance(answer, str | int):
         raise ValueError(f"`{key}` must name an option, but is {kind_of(answer)}")
-    said = str(answer).strip()
-    places = _places(said, options, first=first)
-    if isinstance(answer, str) and texts.count(said) == 1:
-        places.append(texts.index(said))
+    text = str(answer).strip()
+    places = _option_indices(text, options, first=first)
+    if isinstance(answer, str) and texts.count(text) == 1:
+        places.append(texts.index(text))
     if not places:
         numbers = f"{first} to {first + len(texts) - 1}, A to {LETTERS[len(texts) - 1]}"
-        raise ValueError(f"`{key}` is {said!r}, but the options are {', '.join(names) or numbers}")
+        raise ValueError(f"`{key}` is {text!r}, but the options are {', '.join(names) or numbers}")
     if len({*places}) > 1:
         letters = " or ".join(LETTERS[place] for place in places)
-        raise ValueError(f"`{key}` is {said!r}, which could be {letters}: its number or its text")
+        raise ValueError(f"`{key}` is {text!r}, which could be {letters}: its number or its text")
     return LETTERS[places[0]]
 
 
-def _places(said: str, options: Options, *, first: int) -> list[int]:
-    """Return the place of the option with this name, letter or number; empty if there is none."""
+def _option_indices(answer: str, options: Options, *, first: int) -> list[int]:
+    """Return [0 or 1] the index of the option whose name, letter or number is `answer`."""
     names, texts = options
     place = -1
     if names:
         upper = [name.upper() for name in names]
-        place = names.index(said) if said in names else -1
-        place = upper.index(said.upper()) if place < 0 and said.upper() in upper else place
-    elif said.lstrip("-").isdecimal():
-        place = int(said) - first
-    elif len(said) == 1 and said.upper() in LETTERS:
-        place = LETTERS.index(said.upper())
+        place = names.index(answer) if answer in names else -1
+        place = upper.index(answer.upper()) if place < 0 and answer.upper() in upper else place
+    elif answer.lstrip("-").isdecimal():
+        place = int(answer) - first
+    elif len(answer) == 1 and answer.upper() in LETTERS:
+        place = LETTERS.index(answer.upper())
     return [place] if 0 <= place < len(texts) else []
 
 
 def _fields(found: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """Return the value of the field of names and of that of texts; None if one is missing."""
+    """Return the values of the fields of names and of texts; None if one of the fields is
+    missing."""
     names = next((found[name] for name in _OWN_NAMES if name in found), None)
     texts = next((found[name] for name in _OWN_TEXTS if name in found), None)
     return None if names is None or texts is None else (names, texts)

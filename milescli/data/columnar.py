@@ -1,5 +1,5 @@
-"""Restores the values of a row that a columnar type changed: fields that the row never had, numbers
-of 32 bits, JSON in texts. `tables` applies it only to columns of such types."""
+"""Restores values of a row that a columnar file type changed: fields that the row never had,
+numbers of 32 bits, JSON in texts. `tables` applies it only to columns of such types."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def without_nulls(value: Any) -> Any:
 
 
 def _shortest(kind: pa.DataType) -> Restore:
-    """Return a function that turns a number of few bits into the double with the shortest text:
-    0.1, which a column of float32 gives as 0.10000000149011612."""
+    """Return a function that turns a number of few bits into the double with the shortest decimal
+    form: 0.1, which a column of float32 would give as 0.10000000149011612."""
     import numpy as np
     import pyarrow as pa
 
@@ -71,8 +71,8 @@ def _json(value: Any) -> Any:
 
 
 def _fields(restore: dict[str, Restore | None], *, has_nulls: bool) -> Restore | None:
-    """Return a function that removes the null fields of an object: every object of the column has
-    the fields of all, with null for those that it lacks."""
+    """Return a function that removes the null fields of an object: in such a column every object
+    has the fields of all objects, with null for those that it lacked."""
     inner = {name: each for name, each in restore.items() if each is not None}
     is_open = OPEN_OBJECT in restore
     if not inner and not is_open and not has_nulls:

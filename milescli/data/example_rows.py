@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 from milescli.core.errors import DataError
 from milescli.data.images import PromptImages, Source
 from milescli.data.layouts import (
-    NOTHING,
+    NO_EXTRA_COLUMNS,
     Columns,
     find_column,
+    find_layout,
     no_column,
-    recognise,
 )
 from milescli.data.messages import (
     Images,
@@ -30,7 +30,7 @@ from milescli.data.messages import (
     value_at,
     with_system,
 )
-from milescli.data.rows import Parsed, prompt_beside, seen
+from milescli.data.rows import Parsed, with_extra_columns, with_image_marks
 from milescli.data.tables import kind_of
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import names_in
@@ -53,12 +53,12 @@ WEIGHTS = ("weight", "loss", "loss_weight", "train")
 
 
 class Chat(NamedTuple):
-    """The text of a row to train on."""
+    """Holds the text of a row to train on."""
 
     turns: Turns
     """Empty if the row is plain `text`."""
     first: int = 0
-    """Number of the first turn from which turns of the assistant are trained on."""
+    """Index of the first turn that is trained on, if it is the assistant's."""
     tools: Sequence[Mapping[str, Any]] = ()
     text: str = ""
     images: tuple[Source | None, ...] = ()
@@ -67,7 +67,7 @@ class Chat(NamedTuple):
 
 
 class ExampleRow(NamedTuple):
-    """One good row, not yet tokenised."""
+    """Holds one valid row, not yet tokenised."""
 
     index: int
     """Row in the file, counted from 0."""
@@ -78,8 +78,8 @@ class ExampleRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleForm:
-    """What training requires of each row."""
+class ExampleRowParser:
+    """Parses the rows of one file for training, by the settings of a recipe."""
 
     row_class = ExampleRow
     field: RowField
@@ -91,7 +91,7 @@ class ExampleForm:
     def find(self, record: Mapping[str, Any], path: Path) -> Columns:
         """Find the columns by the first row, whose layout may be a known one. Raises DataError if
         they are not clear."""
-        layout, data = recognise(record), self.data
+        layout, data = find_layout(record), self.data
         ignored = frozenset(names_in(data.ignore_columns))
         if layout.refused and layout.use == self.kind and data.response_key is None:
             raise DataError(
@@ -155,7 +155,7 @@ class ExampleForm:
         chat: str | None,
         prompt: str | None,
     ) -> Columns:
-        reads = recognise(record).reads
+        reads = find_layout(record).reads
         chosen = reads.get(CHOSEN) or (CHOSEN if CHOSEN in record else None)
         rejected = reads.get(REJECTED) or (REJECTED if REJECTED in record else None)
         if chosen and rejected:
@@ -186,7 +186,7 @@ class ExampleForm:
             for name in ("chosen", "rejected"):
                 if (side := getattr(row, name)) is not None and side.turns:
                     own = list(side.images)
-                    turns, images = seen(side.turns, own, record, columns, self.images)
+                    turns, images = with_image_marks(side.turns, own, record, columns, self.images)
                     sides[name] = side._replace(turns=turns, images=images)
             row = row._replace(**sides)
         return Parsed(row, hash(repr(row[1:3])), 0, False)
@@ -198,21 +198,23 @@ def _row_of(
     """Parse a row. `images`: the list that receives those of its messages."""
     if columns.text is not None:
         text = _text(record, columns.text)
-        columns.require_read(record, columns.beside(record).unread, [{"content": text}])
+        columns.require_all_read(record, columns.extra_columns(record).unread, [{"content": text}])
         return ExampleRow(index=index, chosen=Chat(turns=[], text=text))
     if columns.chosen is not None or (columns.chat is not None and columns.rejected is not None):
         return _pair(record, index, columns, data=data, images=images)
     if columns.chat is not None:
-        turns, tools = _beside(_turns(record, columns.chat, images), record, columns)
-        chat = _whole(with_system(turns, data.system_prompt), columns.chat, tools, images=images)
+        turns, tools = _with_other_columns(_turns(record, columns.chat, images), record, columns)
+        chat = _complete_chat(
+            with_system(turns, data.system_prompt), columns.chat, tools, images=images
+        )
         if columns.judged is not None:
             chat = chat._replace(first=len(chat.turns) - 1)
     else:
-        prompt, tools = _beside(_prompt(record, columns, data, images), record, columns)
+        prompt, tools = _with_other_columns(_prompt(record, columns, data, images), record, columns)
         response = columns.calls or columns.response
         assert response is not None, columns
         prompt = with_system(prompt, data.system_prompt)
-        chat = _answered(prompt, record, response, columns, tools, images=images)
+        chat = _with_response(prompt, record, response, columns, tools, images=images)
     if columns.judged is None:
         return ExampleRow(index=index, chosen=chat)
     judged = value_at(record, columns.judged)
@@ -223,11 +225,13 @@ def _row_of(
     )
 
 
-def _beside(turns: Turns, record: Mapping[str, Any], columns: Columns) -> tuple[Turns, Tools]:
-    """Return the turns with the prompt's other columns of their row, and the tools."""
-    if (beside := columns.beside(record)) is NOTHING:
+def _with_other_columns(
+    turns: Turns, record: Mapping[str, Any], columns: Columns
+) -> tuple[Turns, Tools]:
+    """Return the turns extended by the row's other columns of the prompt, and the tools."""
+    if (extra := columns.extra_columns(record)) is NO_EXTRA_COLUMNS:
         return turns, []
-    turns, tools = prompt_beside(turns, record, columns, beside)
+    turns, tools = with_extra_columns(turns, record, columns, extra)
     assert isinstance(turns, list), turns
     return turns, tools
 
@@ -237,27 +241,29 @@ def _pair(
 ) -> ExampleRow:
     assert columns.rejected is not None, columns
     if columns.prompt is not None:
-        turns, tools = _beside(_prompt(record, columns, data, images), record, columns)
+        turns, tools = _with_other_columns(_prompt(record, columns, data, images), record, columns)
         turns = with_system(turns, data.system_prompt)
         assert columns.chosen is not None, columns
         chosen, rejected = (
-            _answered(turns, record, side, columns, tools, images=images)
+            _with_response(turns, record, side, columns, tools, images=images)
             for side in (columns.chosen, columns.rejected)
         )
     elif columns.chat is not None:
-        turns, tools = _beside(_turns(record, columns.chat, images), record, columns)
+        turns, tools = _with_other_columns(_turns(record, columns.chat, images), record, columns)
         turns = with_system(turns, data.system_prompt)
         last = len(turns) - 1
-        chosen = _whole(turns, columns.chat, tools, first=last, images=images)
-        rejected = _answered(turns[:last], record, columns.rejected, columns, tools, images=images)
+        chosen = _complete_chat(turns, columns.chat, tools, first=last, images=images)
+        rejected = _with_response(
+            turns[:last], record, columns.rejected, columns, tools, images=images
+        )
     else:
         sides = []
         for side in (columns.chosen, columns.rejected):
             assert side is not None, columns
             own: Images = None if images is None else []
-            turns, tools = _beside(_turns(record, side, own), record, columns)
+            turns, tools = _with_other_columns(_turns(record, side, own), record, columns)
             turns = with_system(turns, data.system_prompt)
-            sides.append(_whole(turns, side, tools, images=own))
+            sides.append(_complete_chat(turns, side, tools, images=own))
         first = _end_of_prompt(sides[0].turns, sides[1].turns)
         chosen, rejected = (side._replace(first=first) for side in sides)
     return ExampleRow(index=index, chosen=chosen, rejected=rejected, margin=_margin(record))
@@ -274,8 +280,8 @@ def _margin(record: Mapping[str, Any]) -> float:
 
 
 def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
-    """Return the number of turns with which both sides begin. After them the assistant answers, in
-    two ways."""
+    """Return the number of turns that both sides of a pair share. After them the assistant answers
+    in two ways."""
     count = 0
     for one, other in zip(chosen[:-1], rejected[:-1], strict=False):
         if one != other:
@@ -287,7 +293,7 @@ def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
     return count
 
 
-def _answered(
+def _with_response(
     prompt: Turns,
     record: Mapping[str, Any],
     key: str,
@@ -296,20 +302,20 @@ def _answered(
     *,
     images: Images,
 ) -> Chat:
-    """Return a prompt, whose parts show `images`, with the response in column `key`: a text, calls
-    of tools, or turns that may repeat the prompt."""
+    """Return a prompt, whose parts mention `images`, with the response in column `key`: a text,
+    tool calls, or turns that may repeat the prompt."""
     value, given = present(record, key), tuple(images or ())
     own: Images = None if images is None else []
     turns = calls_in(value, key) if key == columns.calls else as_chat(value, key, own)
     if turns is not None:
-        asked = prompt[prompt[0]["role"] == "system" :]
-        for repeated in (prompt, asked):  # the system prompt may be the recipe's
+        question = prompt[prompt[0]["role"] == "system" :]
+        for repeated in (prompt, question):  # the system prompt may be the recipe's
             if repeated and turns[: len(repeated)] == repeated:
                 turns, own = turns[len(repeated) :], (own or [])[len(given) :]
         if turns and turns[0]["role"] in ("system", "user"):
             raise ValueError(f"`{key}` starts with a different prompt than the row")
         shown = [*given, *(own or ())]
-        return _whole([*prompt, *turns], key, tools, first=len(prompt), images=shown)
+        return _complete_chat([*prompt, *turns], key, tools, first=len(prompt), images=shown)
     text = _text(record, key)
     if columns.layout.has.get(columns.prompt or "") == "dialogue":
         text = text.strip()  # as in the turns of the dialogue
@@ -321,7 +327,9 @@ def _answered(
     )
 
 
-def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0, images: Images = None) -> Chat:
+def _complete_chat(
+    turns: Turns, key: str, tools: Tools, *, first: int = 0, images: Images = None
+) -> Chat:
     if not turns:
         raise ValueError(f"`{key}` is an empty list")
     last = turns[-1]

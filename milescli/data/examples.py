@@ -15,20 +15,20 @@ from milescli.core.types import Pair, Trajectory
 from milescli.core.units import format_few
 from milescli.data.chat_masks import (
     MarkedText,
-    cut,
-    marked_as_one,
-    marked_chat,
-    marked_response,
-    marked_text,
+    mark_chat,
+    mark_chat_as_one,
+    mark_response,
+    mark_text,
     require_no_stop,
-    tokenized,
-    with_images,
+    tokenize_marked,
+    truncated,
+    with_image_tokens,
 )
-from milescli.data.example_rows import Chat, ExampleForm, ExampleRow, Kind, RowField
+from milescli.data.example_rows import Chat, ExampleRow, ExampleRowParser, Kind, RowField
 from milescli.data.file_prompts import EpochOrder
 from milescli.data.file_rows import FileRows, read_file
 from milescli.data.images import PromptImages, as_parts
-from milescli.data.prompt_source import file_named, percentiles
+from milescli.data.prompt_source import parse_file_name, percentiles
 from milescli.data.rows import NUM_BAD_ROWS_SHOWN, BadRow, bad_rows_error
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tokenizer import ChatTokenizer
@@ -37,14 +37,14 @@ from milescli.recipe.data_files import DataFile, names_in
 
 Item = TypeVar("Item")
 """Trajectory or Pair."""
-NUM_LOOKED_AT = 2_000
+NUM_CHECKED_ROWS = 2_000
 """Rows of a file whose texts are searched for special tokens."""
 Reasons = dict[int, str]
 """Number of a row among all rows -> why it is left out."""
 
 
 class Examples(Generic[Item]):
-    """Rows in an order that (seed, epoch) fixes. The position is the whole state."""
+    """Yields rows in an order that (seed, epoch) determines. The position is the whole state."""
 
     def __init__(self, items: Sequence[Item], *, seed: int, shuffle: bool) -> None:
         """Take `items` in file order, at least one."""
@@ -59,7 +59,7 @@ class Examples(Generic[Item]):
         return len(self.items)
 
     def first(self, count: int) -> list[Item]:
-        """Return the rows that the first `count` positions of a run take, each once."""
+        """Return the rows at the first `count` positions of a run, without repetitions."""
         if count >= len(self.items):
             return list(self.items)
         return self._at(range(count))
@@ -84,7 +84,7 @@ def load_examples(
     """Read, check and tokenise what `data.<key>` names, by absolute paths. `folder`: where Arrow
     files are written; None: in the folder for temporary files. Raises DataError for a file that is
     missing or of another kind, for bad rows, and if no row is left to train on."""
-    named = [file_named(name, key=f"data.{key}") for name in names_in(getattr(data, key))]
+    named = [parse_file_name(name, key=f"data.{key}") for name in names_in(getattr(data, key))]
     pairs: list[Pair] = []
     places: list[str] = []
     hashes: list[str] = []
@@ -96,8 +96,8 @@ def load_examples(
         )
         read.require_good()
         rows = read.read(range(len(read)))
-        made = _tokenised(rows, tokenizer, path=path, kind=kind, sees=read.form.images)
-        spelled = spelled or _spelled_out(rows, tokenizer, path=path)
+        made = _tokenize_rows(rows, tokenizer, path=path, kind=kind, image_encoder=read.form.images)
+        spelled = spelled or _special_token_in_text(rows, tokenizer, path=path)
         unit = "line" if path.suffix in LINE_SUFFIXES else "row"
         whose = f"{path.name} {unit}" if named[1:] else unit
         places += [f"{whose} {pair.index + 1}" for pair in made]
@@ -105,7 +105,7 @@ def load_examples(
         hashes.append(read.table.sha256 + file.rows)
     several = len(named) > 1 or bool(named[0].rows)
     sha256 = hashlib.sha256("\n".join(hashes).encode()).hexdigest() if several else hashes[0]
-    kept, report = fitted(
+    usable, report = select_usable(
         pairs,
         data=data,
         key=key,
@@ -115,25 +115,29 @@ def load_examples(
     )
     report = replace(report, note="; ".join(note for note in (report.note, spelled) if note))
     if kind == "pairs":
-        return kept, report
-    return [side for pair in kept for side in pair.sides], report
+        return usable, report
+    return [side for pair in usable for side in pair.sides], report
 
 
-def _tokenised(
+def _tokenize_rows(
     rows: Sequence[ExampleRow],
     tokenizer: ChatTokenizer,
     *,
     path: Path,
     kind: Kind,
-    sees: PromptImages | None,
+    image_encoder: PromptImages | None,
 ) -> list[Pair]:
-    """Return the pairs of `rows`; for a chat one for each of its sequences, with the same index."""
+    """Tokenise rows. Return their pairs; for a chat one for each of its sequences, with the same
+    index."""
     sides = _sides(rows)
-    marked = _marked(rows, sides, tokenizer, path=path, kind=kind)
-    made = tokenized(tokenizer, [text for texts in marked for text in texts])
+    marked = _mark_sides(rows, sides, tokenizer, path=path, kind=kind)
+    made = tokenize_marked(tokenizer, [text for texts in marked for text in texts])
     whose = [side for side, texts in zip(sides, marked, strict=True) for _ in texts]
     lines = iter(
-        [_with_images(line, side, sees, path=path) for line, side in zip(made, whose, strict=True)]
+        [
+            _with_images(line, side, image_encoder, path=path)
+            for line, side in zip(made, whose, strict=True)
+        ]
     )
     if kind == "chats":
         return [
@@ -153,15 +157,17 @@ def _tokenised(
 
 
 def _with_images(
-    line: Trajectory, side: Chat, sees: PromptImages | None, *, path: Path
+    trajectory: Trajectory, side: Chat, image_encoder: PromptImages | None, *, path: Path
 ) -> Trajectory:
-    """Return a sequence with its images. Raises DataError if an image has changed since the row was
-    read, or if image tokens do not match the images."""
-    if sees is None or (not side.images and sees.token_id not in line.token_ids):
-        return line
+    """Return a trajectory with its image tokens expanded. Raises DataError if an image has changed
+    since the row was read, or if image tokens and images do not match."""
+    if image_encoder is None or (
+        not side.images and image_encoder.token_id not in trajectory.token_ids
+    ):
+        return trajectory
     try:
-        images = [sees.read(source, base=path.parent) for source in side.images]
-        return with_images(line, images, sees)
+        images = [image_encoder.read(source, base=path.parent) for source in side.images]
+        return with_image_tokens(trajectory, images, image_encoder)
     except ValueError as error:
         raise DataError(
             f"the images of a row of {path} cannot be used",
@@ -183,8 +189,8 @@ def read_examples(
     nothing here. Raises DataError if the file is missing, empty, or of another kind."""
     path = Path(file.name)
     check_file(path, field=key)
-    sees = images and replace(images, fetches=data.remote_images)
-    form = ExampleForm(field=key, kind=kind, data=data, images=sees)
+    image_encoder = images and replace(images, fetches=data.remote_images)
+    form = ExampleRowParser(field=key, kind=kind, data=data, images=image_encoder)
     rows = read_file(Table(path), file, form, folder=folder)
     if not rows.num_rows:
         raise DataError(
@@ -201,13 +207,15 @@ def _sides(rows: Sequence[ExampleRow]) -> list[Chat]:
     return [side for row in rows for side in (row.chosen, row.rejected) if side is not None]
 
 
-def _spelled_out(rows: Sequence[ExampleRow], tokenizer: ChatTokenizer, *, path: Path) -> str:
-    """Return the first special token that a text of a role other than the assistant contains, and
-    its row; empty if there is none."""
-    for row in rows[:NUM_LOOKED_AT]:
+def _special_token_in_text(
+    rows: Sequence[ExampleRow], tokenizer: ChatTokenizer, *, path: Path
+) -> str:
+    """Return the first special token in a text of a role other than the assistant, and its row, as
+    words; empty if there is none."""
+    for row in rows[:NUM_CHECKED_ROWS]:
         for side in _sides([row]):
-            said = [turn for turn in side.turns if turn["role"] != "assistant"]
-            if found := sorted(tokenizer.special_texts_in(said)):
+            other_turns = [turn for turn in side.turns if turn["role"] != "assistant"]
+            if found := sorted(tokenizer.special_texts_in(other_turns)):
                 return (
                     f"row {row.index + 1} of {path} contains the text `{found[0]}`, which the "
                     "model reads as a special token: text of users can open or end a turn there"
@@ -215,7 +223,7 @@ def _spelled_out(rows: Sequence[ExampleRow], tokenizer: ChatTokenizer, *, path: 
     return ""
 
 
-def _marked(
+def _mark_sides(
     rows: Sequence[ExampleRow],
     sides: Sequence[Chat],
     tokenizer: ChatTokenizer,
@@ -223,7 +231,7 @@ def _marked(
     path: Path,
     kind: Kind,
 ) -> list[list[MarkedText]]:
-    """Return the texts of each side; one, unless they are chats."""
+    """Return the marked texts of each side: one, except for chats that need several."""
     marked: list[list[MarkedText]] = []
     bad: list[BadRow] = []
     lines = [row.index + 1 for row in rows for side in (row.chosen, row.rejected) if side]
@@ -243,21 +251,21 @@ def _marked(
 def _texts_of(chat: Chat, tokenizer: ChatTokenizer, *, kind: Kind) -> list[MarkedText]:
     turns = as_parts(chat.turns) if chat.images else chat.turns
     if not turns:
-        return [marked_text(chat.text)]
+        return [mark_text(chat.text)]
     if tokenizer.template is None:
         if chat.first + 1 != len(turns) and len(turns) > 2 + (turns[0]["role"] == "system"):
             raise ValueError("a chat of several turns needs a chat template (data.chat_template)")
         require_no_stop(tokenizer, turns, first=len(turns) - 1)
-        return [marked_response(tokenizer.render(turns[:-1]), turns[-1]["content"])]
+        return [mark_response(tokenizer.render(turns[:-1]), turns[-1]["content"])]
     tools = chat.tools or None
     if kind == "pairs":
-        return [marked_as_one(tokenizer, turns, first=chat.first, tools=tools)]
-    return marked_chat(tokenizer, turns, first=chat.first, tools=tools)
+        return [mark_chat_as_one(tokenizer, turns, first=chat.first, tools=tools)]
+    return mark_chat(tokenizer, turns, first=chat.first, tools=tools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleReport:
-    """What the files hold, for the manifest and for people."""
+    """Describes the rows of the files, for the manifest and for people."""
 
     path: str
     sha256: str
@@ -265,9 +273,9 @@ class ExampleReport:
     num_rows: int
     """Rows in the file."""
     num_used: int
-    """Rows of which at least a part is trained on."""
+    """Number of rows of which at least a part is trained on."""
     num_sequences: int
-    """Sequences made from them: a chat may take several (`marked_chat`)."""
+    """Sequences made from them: a chat may take several (`mark_chat`)."""
     num_too_long: int
     """Sequences left out because they are longer than `data.max_row_tokens`."""
     num_cut: int
@@ -289,7 +297,7 @@ class ExampleReport:
     """Which rows were left out, and which became several sequences, the first of them by line."""
 
 
-def fitted(
+def select_usable(
     pairs: Sequence[Pair],
     *,
     data: Data,
@@ -299,8 +307,8 @@ def fitted(
     sha256: str,
 ) -> tuple[list[Pair], ExampleReport]:
     """Return the rows to train on, and the report on all rows. `places`: the name of each row;
-    `path`: the files, for people. Raises DataError if nothing is left, or if long rows are
-    refused."""
+    `path`: the files, for messages. Raises DataError if no row is left, or if the recipe refuses
+    rows that are too long."""
     bound = data.max_row_tokens
     lengths = [pair.num_tokens for pair in pairs]
     long = {at: f"{n} tokens" for at, n in enumerate(lengths) if n > bound}
@@ -310,7 +318,7 @@ def fitted(
     if data.long_rows == "truncate":
         now = [_cut(pair, bound) for pair in pairs]
         nothing = f"nothing learned in its first {bound} tokens"
-        useless = {at: nothing for at in long if not _teaches(now[at])}
+        useless = {at: nothing for at in long if not _has_loss_tokens(now[at])}
         num_cut, long = len(long) - len(useless), useless
     equal = {
         at: "both sides are equal"
@@ -318,23 +326,23 @@ def fitted(
         if at not in long and _is_equal(pair)
     }
     out = {**long, **equal}
-    kept = [pair for at, pair in enumerate(now) if at not in out]
-    if not kept:
+    usable = [pair for at, pair in enumerate(now) if at not in out]
+    if not usable:
         if long:
             raise _too_long(path, long, lengths, bound, places)
         raise DataError(
             f"no row of {path} can be learned from",
-            why=_shown(equal, places),
+            why=_format_reasons(equal, places),
             fix=f"--set data.{key}=FILE   # with pairs whose sides differ",
         )
-    sides = [side for pair in kept for side in pair.sides]
+    sides = [side for pair in usable for side in pair.sides]
     ascending = sorted(lengths)
-    return kept, ExampleReport(
+    return usable, ExampleReport(
         path=path,
         sha256=sha256,
         num_rows=len(set(places)),
         num_used=len({places[at] for at in range(len(now)) if at not in out}),
-        num_sequences=len(kept),
+        num_sequences=len(usable),
         num_too_long=len(long),
         num_cut=num_cut,
         num_equal=len(equal),
@@ -349,12 +357,12 @@ def fitted(
 def _cut(pair: Pair, bound: int) -> Pair:
     return replace(
         pair,
-        chosen=pair.chosen and cut(pair.chosen, bound),
-        rejected=pair.rejected and cut(pair.rejected, bound),
+        chosen=pair.chosen and truncated(pair.chosen, bound),
+        rejected=pair.rejected and truncated(pair.rejected, bound),
     )
 
 
-def _teaches(pair: Pair) -> bool:
+def _has_loss_tokens(pair: Pair) -> bool:
     return all(side.num_loss_tokens for side in pair.sides)
 
 
@@ -367,13 +375,13 @@ def _is_equal(pair: Pair) -> bool:
 
 
 def _notes(path: str, key: RowField, out: Reasons, places: Sequence[str]) -> Iterator[str]:
-    """Yield what people should know of rows that are left out, and of those that became several
+    """Yield messages about rows that are left out, and about those that became several
     sequences."""
     counts = Counter(places)
     of = f"of {len(counts)} rows of {path.rpartition('/')[2]}"
     if out:
         left = len({places[at] for at in out})
-        yield f"data.{key}: {left} {of} are left out ({_shown(out, places)})"
+        yield f"data.{key}: {left} {of} are left out ({_format_reasons(out, places)})"
     if several := [place for place in counts if counts[place] > 1]:
         yield (
             f"data.{key}: {len(several)} {of} are learned in several sequences, {len(places)} in "
@@ -382,7 +390,7 @@ def _notes(path: str, key: RowField, out: Reasons, places: Sequence[str]) -> Ite
         )
 
 
-def _shown(reasons: Reasons, places: Sequence[str]) -> str:
+def _format_reasons(reasons: Reasons, places: Sequence[str]) -> str:
     """Return the first few reasons as text, one for each row."""
     by_row: dict[str, str] = {}
     for at in sorted(reasons):
@@ -397,6 +405,6 @@ def _too_long(
     return DataError(
         f"{len({places[at] for at in long})} of {len({*places})} rows of {path} are longer than "
         f"{bound} tokens",
-        why=f"{_shown(long, places)}; the longest has {max(lengths)}",
+        why=f"{_format_reasons(long, places)}; the longest has {max(lengths)}",
         fix=[f"--set data.max_row_tokens={max(lengths)}", "--set data.long_rows=truncate"],
     )

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, overload
 
 from milescli.core.errors import DataError
 from milescli.core.types import Image, ImageSpan, Prompt
-from milescli.data.file_rows import FileRows, evenly, read_places, row_named
+from milescli.data.file_rows import FileRows, describe_row, evenly_spread_places, read_places
 from milescli.data.images import PromptImages, Source, as_parts
 from milescli.data.prompt_encoder import Message, PromptEncoder
 from milescli.data.rows import DataRow
-from milescli.data.tokenizer import shown_length
+from milescli.data.tokenizer import format_num_tokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +30,7 @@ LARGE_ORDER = 100_000
 
 
 class OrderedPrompts:
-    """An endless source of prompts in a fixed order, whose position is its whole state."""
+    """Yields prompts in a fixed order without end. The position is its whole state."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -41,13 +41,13 @@ class OrderedPrompts:
         not change the position."""
         raise NotImplementedError
 
-    def none_short(self) -> DataError:
-        """Return the error that no prompt is short enough."""
+    def no_short_prompt_error(self) -> DataError:
+        """Return the error that every prompt is too long."""
         raise NotImplementedError
 
     @property
     def rows_per_pass(self) -> int:
-        """Return a number of positions that includes every prompt."""
+        """Return a number of consecutive positions in which every prompt occurs."""
         raise NotImplementedError
 
     def seek(self, position: int) -> None:
@@ -68,14 +68,14 @@ class OrderedPrompts:
             num_tried += len(positions)
             self.position = positions.stop
             if not taken and num_tried > self.rows_per_pass:
-                raise self.none_short()
+                raise self.no_short_prompt_error()
         return taken
 
 
 class FilePrompts(OrderedPrompts):
-    """The prompts of files. An epoch is followed by the next, in another order. Of small files it
-    has only the prompts that are short enough. Of large files it has all: a prompt that is too long
-    is skipped when its turn comes, and the position counts it."""
+    """Yields the prompts of files, epoch by epoch, each in another order. For small files it holds
+    only the prompts that are short enough. For large files it holds all: a prompt that is too long
+    is skipped at its position, which counts."""
 
     def __init__(
         self,
@@ -114,14 +114,14 @@ class FilePrompts(OrderedPrompts):
 
     @property
     def is_large(self) -> bool:
-        """Return True if prompts are made on demand."""
+        """Return True if prompts are tokenised on demand."""
         return isinstance(self.prompts, StoredPrompts)
 
     def first(self, count: int | None = None) -> list[Prompt]:
         """Return the first `count` prompts in file order that are short enough; None: all."""
-        return [prompt for _, prompt in self.first_placed(count)]
+        return [prompt for _, prompt in self.first_with_places(count)]
 
-    def first_placed(self, count: int | None) -> list[tuple[int, Prompt]]:
+    def first_with_places(self, count: int | None) -> list[tuple[int, Prompt]]:
         """Return (row counted over all files, prompt) for the prompts of `first`."""
         short: list[tuple[int, Prompt]] = []
         for start in range(0, len(self), CHUNK_PROMPTS):
@@ -137,17 +137,19 @@ class FilePrompts(OrderedPrompts):
 
     def texts(self, most: int) -> list[tuple[int, str]]:
         """Return (index, last message of the user) of at most `most` prompts, evenly spread."""
-        places = evenly(len(self), most)
+        places = evenly_spread_places(len(self), most)
         if isinstance(self.prompts, StoredPrompts):
             return self.prompts.texts(places)
         return [(self.prompts[place].index, self.prompts[place].text) for place in places]
 
-    def some(self, most: int) -> list[Prompt]:
-        """Return all prompts that are short enough; of large files at most `most`, evenly
+    def evenly_spread(self, most: int) -> list[Prompt]:
+        """Return all prompts that are short enough; for large files at most `most` of them, evenly
         spread."""
         if not isinstance(self.prompts, StoredPrompts):
             return list(self.prompts)
-        return [p for p in self.prompts.make(evenly(len(self), most)) if self._is_short(p)]
+        return [
+            p for p in self.prompts.make(evenly_spread_places(len(self), most)) if self._is_short(p)
+        ]
 
     def at(self, positions: Sequence[int]) -> list[tuple[int, Prompt | None]]:
         """Return (epoch, prompt) at each position, None in place of a prompt that is too long."""
@@ -161,8 +163,8 @@ class FilePrompts(OrderedPrompts):
         self.num_skipped += short.count(None)
         return [(epoch, prompt) for (epoch, _), prompt in zip(places, short, strict=True)]
 
-    def none_short(self) -> DataError:
-        """Return the error that no prompt is short enough."""
+    def no_short_prompt_error(self) -> DataError:
+        """Return the error that every prompt is too long."""
         return self._too_long("every prompt", self.prompts[0])
 
     def _is_short(self, prompt: Prompt) -> bool:
@@ -175,14 +177,15 @@ class FilePrompts(OrderedPrompts):
     def _too_long(self, what: str, prompt: Prompt) -> DataError:
         return DataError(
             f"{what} is longer than {self._max_tokens} tokens",
-            why=f"{row_named(prompt.index, self.files)} has "
-            f"{shown_length(prompt, self._max_tokens)}",
+            why=f"{describe_row(prompt.index, self.files)} has "
+            f"{format_num_tokens(prompt, self._max_tokens)}",
             fix=f"--set data.max_prompt_tokens={len(prompt.token_ids)}",
         )
 
 
 class StoredPrompts(Sequence[Prompt]):
-    """Prompts in file order, too long ones included. Each access reads the row and tokenises it."""
+    """Makes prompts from stored rows, in file order, too long ones included. Each access reads the
+    row and tokenises it."""
 
     def __init__(
         self, files: Sequence[FileRows], tokenizer: PromptEncoder, places: Sequence[int]
@@ -238,7 +241,7 @@ def make_prompts(
     """Tokenise rows of one file."""
     token_ids = encode_rows(rows, tokenizer, path=file.path, most=file.form.max_tokens)
     shown = [
-        _shown(row, ids, file.form.images, file.path)
+        _with_image_tokens(row, ids, file.form.images, file.path)
         for row, ids in zip(rows, token_ids, strict=True)
     ]
     return [
@@ -259,30 +262,35 @@ def make_prompts(
     ]
 
 
-def _shown(
-    row: DataRow, ids: list[int], sees: PromptImages | None, path: Path
+def _with_image_tokens(
+    row: DataRow, ids: list[int], image_encoder: PromptImages | None, path: Path
 ) -> tuple[list[int], Sequence[ImageSpan], Sequence[Image]]:
-    """Return the tokens of a row with all tokens of its images, their positions, and the images.
-    Raises DataError if an image has changed, or if image tokens do not match the images."""
-    if sees is None or not ids or (not row.images and sees.token_id not in ids):
+    """Return the tokens of a row with its image tokens expanded, the positions of its images, and
+    the images. Raises DataError if an image has changed, or if image tokens and images do not
+    match."""
+    if image_encoder is None or not ids or (not row.images and image_encoder.token_id not in ids):
         return ids, (), ()
-    images = _read(row.images, row, sees, path)
-    with _named(row, path):
-        expanded, spans, _ = sees.expanded(ids, images)
+    images = _read(row.images, row, image_encoder, path)
+    with _naming_row(row, path):
+        expanded, spans, _ = image_encoder.expanded(ids, images)
     return expanded, spans, images
 
 
 def _read(
-    sources: Sequence[Source], row: DataRow, sees: PromptImages | None, path: Path
+    sources: Sequence[Source], row: DataRow, image_encoder: PromptImages | None, path: Path
 ) -> list[Image]:
     """Read images of a row. Raises DataError if one has changed."""
-    with _named(row, path):
-        return [sees.read(source, base=path.parent) for source in sources] if sees else []
+    with _naming_row(row, path):
+        return (
+            [image_encoder.read(source, base=path.parent) for source in sources]
+            if image_encoder
+            else []
+        )
 
 
 @contextmanager
-def _named(row: DataRow, path: Path) -> Iterator[None]:
-    """Raise a ValueError about the images of a row as a DataError that names the row."""
+def _naming_row(row: DataRow, path: Path) -> Iterator[None]:
+    """Turn a ValueError about the images of a row into a DataError that names the row."""
     try:
         yield
     except ValueError as error:
@@ -316,7 +324,7 @@ def encode_rows(
 
 
 def chat_of(row: DataRow) -> Sequence[Message]:
-    """Return the messages in the form of chat templates: marks of images are parts."""
+    """Return the messages in the form of chat templates: each image mark is a separate part."""
     return as_parts(row.messages) if row.images else row.messages
 
 
@@ -326,7 +334,7 @@ def text_of(row: DataRow, tokenizer: PromptEncoder) -> str:
 
 
 def _is_text(row: DataRow) -> bool:
-    """Return True if the prompt is one message of the user, and nothing else."""
+    """Return True if the prompt consists of one message of the user."""
     return len(row.messages) == 1 and row.messages[0] == {"role": "user", "content": row.text}
 
 
@@ -377,7 +385,7 @@ def _encode_chats(
 
 
 class EpochOrder:
-    """The order of rows, epoch by epoch."""
+    """Maps positions to rows, epoch by epoch."""
 
     def __init__(self, num_rows: int, *, seed: int, shuffle: bool) -> None:
         self._num_rows, self._seed, self._shuffle = num_rows, seed, shuffle

@@ -34,8 +34,8 @@ BATCH_BYTES = 4 * 2**20
 """Rows, or bytes of rows, that are written to Arrow at once."""
 
 
-class Form(Protocol):
-    """What a source needs from each row."""
+class RowParser(Protocol):
+    """Finds the columns of a file and parses its rows, for one source."""
 
     row_class: ClassVar[type[NamedTuple]]
     field: PathField
@@ -50,9 +50,9 @@ class Form(Protocol):
 
 
 class ArrowRows:
-    """Rows in an Arrow file without a name, which disappears when the process ends. The columns
-    have the two hashes of each row, and the row itself, pickled: Arrow's own types would change
-    values, as a key that one row lacks becomes a null in it."""
+    """Stores rows in an unnamed Arrow file, which disappears when the process ends. The columns are
+    the two hashes of each row, and the row itself, pickled: Arrow's own types would change values,
+    e.g. set a key that one row lacks to null."""
 
     def __init__(self, folder: Path | None) -> None:
         """Start to write a file in `folder`; None: in the folder for temporary files."""
@@ -78,7 +78,7 @@ class ArrowRows:
             self._write()
 
     def finish(self) -> None:
-        """Write the buffered rows and map the file. Rows are read afterwards."""
+        """Write the buffered rows and map the file, so that rows can be read."""
         import pyarrow as pa
 
         self._write()
@@ -95,7 +95,7 @@ class ArrowRows:
         return [pickle.loads(rows[place].as_py()) for place in places]
 
     def hashes(self, column: str) -> NDArray[np.int64]:
-        """Return the column `key` or `label`."""
+        """Return [num_rows] the hashes in the column `key` or `label`."""
         return self._table[column].to_numpy()
 
     def _write(self) -> None:
@@ -116,10 +116,10 @@ class ArrowRows:
 
 @dataclass(slots=True, kw_only=True)
 class FileRows:
-    """The rows that a source takes of one file, after one pass over them."""
+    """Holds the rows that a source uses of one file, after one pass over the file."""
 
     table: Table
-    form: Form
+    form: RowParser
     spelled: str
     """The file in the recipe's form: its path, and which rows."""
     rows: ArrowRows
@@ -147,7 +147,7 @@ class FileRows:
 
     @property
     def part(self) -> str:
-        """Return which rows are taken, `[0:1000]`; empty for all."""
+        """Return which rows are used, as `[0:1000]`; empty for all."""
         return self.spelled.removeprefix(str(self.path))
 
     def __len__(self) -> int:
@@ -172,14 +172,16 @@ class FileRows:
         self.table.require_same()
         return [self.form.row_class._make(row) for row in self.rows.read(places)]
 
-    def different_labels(self, most: int) -> tuple[list[Any], int]:
-        """Return the first row of each different label, at most `most` of them, evenly spread; and
-        the number of different labels."""
+    def distinct_labels(self, most: int) -> tuple[list[Any], int]:
+        """Return (the first row of each distinct label, at most `most` of them, evenly spread; the
+        number of distinct labels)."""
         import numpy as np
 
         _, firsts = np.unique(self.rows.hashes("label"), return_index=True)
         firsts.sort()
-        return self.read([int(firsts[n]) for n in evenly(len(firsts), most)]), len(firsts)
+        return self.read([int(firsts[n]) for n in evenly_spread_places(len(firsts), most)]), len(
+            firsts
+        )
 
     def add(self, line: int, record: dict[str, object] | str) -> None:
         """Check one row of the file and add it. Raises DataError if the columns are ambiguous or
@@ -204,7 +206,7 @@ class FileRows:
             self._add_bad(line, NESTED)
             return
         self.rows.add(packed, key_hash=parsed.key_hash, label_hash=parsed.label_hash)
-        self.num_demonstrations += parsed.is_worked
+        self.num_demonstrations += parsed.has_demonstration
 
     def _add_bad(self, line: int, reason: str) -> None:
         self.num_bad += 1
@@ -215,7 +217,7 @@ class FileRows:
 def read_file(
     table: Table,
     file: DataFile,
-    form: Form,
+    form: RowParser,
     *,
     folder: Path | None,
     first_index: int = 0,
@@ -252,16 +254,16 @@ def read_file(
     return rows
 
 
-def evenly(count: int, most: int) -> Sequence[int]:
-    """Return at most `most` of the places 0 .. count - 1, evenly spread."""
+def evenly_spread_places(count: int, most: int) -> Sequence[int]:
+    """Return at most `most` of the numbers 0 .. count - 1, evenly spread."""
     return range(count) if count <= most else [place * count // most for place in range(most)]
 
 
 def read_places(
     files: Sequence[FileRows], places: Sequence[int]
 ) -> Iterator[tuple[FileRows, list[int], list[Any]]]:
-    """Yield each file that has some of the `places` over all files, with those places and their
-    rows."""
+    """Read the rows at `places`, counted over all files. Yield (file, its places, its rows) for
+    each file that has some."""
     ends = list(accumulate(len(file) for file in files))
     for file, (begin, end) in zip(files, pairwise([0, *ends]), strict=True):
         mine = [place for place in places if begin <= place < end]
@@ -277,7 +279,8 @@ def prompt_hashes(files: Sequence[FileRows]) -> NDArray[np.int64]:
 
 
 def first_places(files: Sequence[FileRows]) -> array[int]:
-    """Return the places over all files of the rows whose prompt no earlier row has."""
+    """Return the places, counted over all files, of the rows whose prompt occurs in no earlier
+    row."""
     import numpy as np
 
     _, firsts = np.unique(prompt_hashes(files), return_index=True)
@@ -285,11 +288,11 @@ def first_places(files: Sequence[FileRows]) -> array[int]:
     return array("q", firsts.astype(np.int64).tobytes())
 
 
-def by_file(
+def group_by_file(
     prompts: Sequence[Prompt], files: Sequence[FileRows]
 ) -> list[tuple[FileRows, list[Prompt]]]:
-    """Return each file that has some of the prompts, with these prompts numbered within the
-    file."""
+    """Return (file, its prompts, numbered within the file) for each file that has some of the
+    prompts."""
     firsts = [file.first_index for file in files]
     parts: dict[int, list[Prompt]] = {}
     for prompt in prompts:
@@ -299,16 +302,18 @@ def by_file(
     return [(files[number], own) for number, own in sorted(parts.items())]
 
 
-def row_named(index: int, files: Sequence[FileRows]) -> str:
-    """Return the row of the prompt with this index: `row 3 of train.jsonl`."""
+def describe_row(index: int, files: Sequence[FileRows]) -> str:
+    """Return the name of a prompt's row in messages: `row 3 of train.jsonl`."""
     if not files:
         return f"row {index + 1}"
     file, line = _row_place(index, files)
     return f"row {line} of {file.path}"
 
 
-def unusable(bad: Sequence[tuple[int, str]], files: Sequence[FileRows], *, what: str) -> DataError:
-    """Make the error that prompts cannot be used as `what`. `bad`: [1 or more] (index of the
+def unusable_prompts_error(
+    bad: Sequence[tuple[int, str]], files: Sequence[FileRows], *, what: str
+) -> DataError:
+    """Return the error that prompts cannot be used as `what`. `bad`: [1 or more] (index of the
     prompt, reason)."""
     placed = [(*_row_place(index, files), reason) for index, reason in bad]
     path = placed[0][0].path

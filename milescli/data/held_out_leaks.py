@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """One held-out prompt that is also a training prompt."""
+    """Names one held-out prompt that is also a training prompt."""
 
     heldout: int
     """Index of the held-out prompt."""
@@ -45,17 +45,17 @@ def exact_leaks(
     the first equal one. Prompts of small files are equal if their tokens and images are; those of
     large files, if their messages and images are."""
     if not prompts.is_large:
-        seen: dict[Hashable, int] = {}
+        first_indices: dict[Hashable, int] = {}
         for prompt in prompts.prompts:
-            seen.setdefault(_key(prompt), prompt.index)
+            first_indices.setdefault(_key(prompt), prompt.index)
         return [
-            Leak(heldout=prompt.index, prompts=seen[key])
+            Leak(heldout=prompt.index, prompts=first_indices[key])
             for prompt in heldout.first(num_heldout)
-            if (key := _key(prompt)) in seen
+            if (key := _key(prompt)) in first_indices
         ]
     import numpy as np
 
-    placed = heldout.first_placed(num_heldout)
+    placed = heldout.first_with_places(num_heldout)
     wanted, rows = prompt_hashes(heldout.files), prompt_hashes(prompts.files)
     mine = wanted[[place for place, _ in placed]]
     places = np.flatnonzero(np.isin(rows, mine))
@@ -73,8 +73,8 @@ def exact_leaks(
 
 
 def _key(prompt: Prompt) -> Hashable:
-    """Return what equal prompts share: their tokens and images; before there is a tokenizer, their
-    messages and images."""
+    """Return a value that is equal for equal prompts: their tokens and images; without a tokenizer,
+    their messages and images."""
     if prompt.token_ids:
         return prompt.identity
     images = [image.sha256 for image in prompt.images]
@@ -88,11 +88,11 @@ def near_leaks(
     most: int = NEAR_ROWS,
     tick: Callable[[int], None] | None = None,
 ) -> list[Leak]:
-    """Return held-out prompts that differ from a training prompt in at most a few words, each with
-    the first such one. Case and punctuation are ignored; the numbers must be equal and in the same
+    """Return held-out prompts that differ from a training prompt in a few words at most, each with
+    the first such one. Case and punctuation are ignored; numbers must be equal and in the same
     order, and SIMILARITY of the word trigrams must be shared. Candidates are found by MinHash and
-    banding (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3), which now and then
-    misses one. Prompts with images are left out: their texts may be equal."""
+    banding (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3), which misses a
+    few. Prompts with images are left out: their texts may be equal."""
     index = _Index((prompt.index, prompt.text) for prompt in heldout if not prompt.images)
     found: dict[int, int] = {}
     if not index.is_empty:
@@ -105,7 +105,7 @@ def near_leaks(
 
 
 class _Index:
-    """Texts to compare other texts with."""
+    """Finds texts that are similar to a given one."""
 
     def __init__(self, texts: Iterable[tuple[int, str]]) -> None:
         from datasketch import MinHashLSH
@@ -126,7 +126,7 @@ class _Index:
         return not self._texts
 
     def near(self, text: str) -> list[int]:
-        """Return the places of texts that are nearly equal to this one."""
+        """Return the places of texts that are nearly equal to `text`."""
         numbers = tuple(_NUMBER.findall(text))
         if numbers not in self._all_numbers or not (trigrams := _trigrams(text)):
             return []

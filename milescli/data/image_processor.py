@@ -38,7 +38,7 @@ _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.2613
 
 
 class ImageProcessor:
-    """Does what `Qwen2VLImageProcessor` of transformers does with its PIL backend, bit for bit."""
+    """Reproduces `Qwen2VLImageProcessor` of transformers with its PIL backend, bit for bit."""
 
     def __init__(self, folder: Path) -> None:
         """Read the settings of a model's folder. Raises CheckpointError for a folder without a
@@ -106,8 +106,8 @@ class ImageProcessor:
         )
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return rows and columns of patches: whole tokens, between the least and the most pixels,
-        in about the picture's own proportions."""
+        """Return (rows, columns) of patches: a whole number of tokens, within the limits on pixels,
+        close to the picture's own proportions."""
         unit = self._patch * self._merge
         rows, columns = (round(side / unit) * unit for side in (height, width))
         if rows * columns > self._most:
@@ -122,8 +122,8 @@ class ImageProcessor:
 
 
 class SquareProcessor(ImageProcessor):
-    """Does what `Gemma3ImageProcessor` of transformers does with its PIL backend, bit for bit,
-    without pan and scan: every picture becomes a square of the same pixels."""
+    """Reproduces `Gemma3ImageProcessor` of transformers with its PIL backend, bit for bit, without
+    pan and scan: every picture becomes a square of the same size."""
 
     def __init__(self, folder: Path) -> None:
         """Read the settings of a model's folder. Raises CheckpointError for a folder without a
@@ -178,8 +178,8 @@ def load_processor(folder: Path) -> ImageProcessor:
 
 
 def normalised(data: bytes) -> Picture:
-    """Return a picture rotated by EXIF, its first frame, RGB, alpha on white. Raises DataError for
-    a file that is no picture, or too large."""
+    """Return a picture rotated by EXIF, its first frame, RGB, alpha on white. Raises DataError if
+    `data` is not a picture, or too large."""
     from PIL import Image as Pillow
     from PIL import ImageOps
 

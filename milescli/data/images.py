@@ -56,7 +56,7 @@ _REMOTE = ("http://", "https://", "s3://", "gs://")
 
 @dataclass(frozen=True)
 class PromptImages:
-    """How one model sees the images of its prompts."""
+    """Describes how one model reads the images of its prompts."""
 
     folder: Path
     """Folder of the model."""
@@ -85,7 +85,7 @@ class PromptImages:
             return self.processor.read(_bytes_of(source, base=base, fetches=self.fetches))
 
     def check(self, source: Source, *, base: Path) -> None:
-        """Raise as `read`, without making the image."""
+        """Raise ValueError as `read`, without making the image."""
         with _reasons(source):
             normalised(_bytes_of(source, base=base, fetches=self.fetches))
 
@@ -121,13 +121,13 @@ class PromptImages:
         return ids, tuple(spans), places
 
 
-OF_ANY_MODEL = PromptImages(Path(), -1)
-"""Checks images for an unknown model."""
+ANY_MODEL_IMAGES = PromptImages(Path(), -1)
+"""Checks images when the model is unknown."""
 
 
 @contextmanager
 def _reasons(source: Source) -> Iterator[None]:
-    """Raise an error about an image as a ValueError that names the image."""
+    """Turn an error about an image into a ValueError that names the image."""
     try:
         yield
     except DataError as error:
@@ -137,7 +137,7 @@ def _reasons(source: Source) -> Iterator[None]:
 
 
 def prompt_images(folder: Path) -> PromptImages | None:
-    """Return how the model in a folder sees images; None if it sees none, or if the trainer does
+    """Return how the model in a folder reads images; None if it reads none, or if the trainer does
     not support its vision tower."""
     try:
         config = read_json(folder / "config.json")
@@ -164,12 +164,13 @@ def prompt_images(folder: Path) -> PromptImages | None:
 
 
 def collapsed(token_ids: Sequence[int], spans: Sequence[ImageSpan]) -> list[int]:
-    """Return the tokens with one token for each image, as engines require."""
-    kept, at = list[int](), 0
+    """Return the tokens with the tokens of each image replaced by a single one, as engines
+    require."""
+    collapsed_ids, at = list[int](), 0
     for span in spans:
-        kept += token_ids[at : span.start + 1]
+        collapsed_ids += token_ids[at : span.start + 1]
         at = span.start + span.num_tokens
-    return [*kept, *token_ids[at:]]
+    return [*collapsed_ids, *token_ids[at:]]
 
 
 def as_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -327,14 +328,14 @@ _FETCH_S, _FETCH_TRIES = 30.0, 2
 def _fetched(url: str, *, most: int) -> bytes:
     """Return the file at a URL of http or https. Raises ValueError with the reason if it cannot be
     downloaded, or has more than `most` bytes."""
-    kept = _cache() / hashlib.sha256(url.encode()).hexdigest()
-    if kept.is_file():
-        return kept.read_bytes()
+    cached = _cache() / hashlib.sha256(url.encode()).hexdigest()
+    if cached.is_file():
+        return cached.read_bytes()
     data = _get_url(url, most)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.with_suffix(f".{os.getpid()}")
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    part = cached.with_suffix(f".{os.getpid()}")
     part.write_bytes(data)
-    part.replace(kept)
+    part.replace(cached)
     return data
 
 

@@ -20,7 +20,7 @@ options of a question, in one column or, with spaces between their names, in sev
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One layout of rows."""
+    """Describes one layout of rows."""
 
     name: str
     has: Mapping[str, str]
@@ -31,7 +31,7 @@ class Layout:
     reads: Mapping[str, str]
     """Role -> column, if names alone do not decide."""
     aside: frozenset[str]
-    """Columns that look like part of the prompt but repeat what is read."""
+    """Columns to ignore although they look like part of the prompt: they repeat what is read."""
     refused: str
     """Why such rows cannot be used; empty: they can."""
     first_choice: int

@@ -102,8 +102,8 @@ def _blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     )
 
 
-def recognise(record: Mapping[str, Any]) -> Layout:
-    """Return the layout of a row; BY_NAME if it has none of the table."""
+def find_layout(record: Mapping[str, Any]) -> Layout:
+    """Return the layout of a row; BY_NAME if no layout of the table fits."""
     for layout in LAYOUTS:
         if all(_fits(value_at(record, column), shape) for column, shape in layout.has.items()):
             return layout
@@ -111,8 +111,8 @@ def recognise(record: Mapping[str, Any]) -> Layout:
 
 
 def use_of(record: Mapping[str, Any]) -> Use:
-    """Return the use of a file by its first row, if its use is not stated."""
-    layout = recognise(record)
+    """Return the use of a file, judged by its first row, if the recipe does not state it."""
+    layout = find_layout(record)
     chat = layout.reads.get("chat")
     if layout.use == "prompts" and chat != layout.reads.get("prompt"):
         return "prompts"
@@ -126,8 +126,8 @@ def use_of(record: Mapping[str, Any]) -> Use:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """The further columns of a prompt, in rows that have the same columns."""
+class ExtraColumns:
+    """Names the further columns of a prompt, for rows with the same columns."""
 
     system: str | None = None
     context: str | None = None
@@ -138,12 +138,12 @@ class Beside:
     """Columns that look like part of the prompt and are not read."""
 
 
-NOTHING = Beside()
+NO_EXTRA_COLUMNS = ExtraColumns()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The columns of a file that are read, each None if there is none."""
+    """Names the columns of a file that are read, each None if there is none."""
 
     path: Path
     layout: Layout = BY_NAME
@@ -168,16 +168,16 @@ class Columns:
     """True if a key names the prompt, so that other candidate columns are ignored."""
     sees_images: bool = False
     """True if the model accepts images; otherwise a column of images would be ignored."""
-    known: dict[tuple[str, ...], Beside] = field(default_factory=dict)
+    known: dict[tuple[str, ...], ExtraColumns] = field(default_factory=dict)
     """Columns of a row -> its further columns of the prompt."""
 
     @property
     def main(self) -> tuple[str | None, ...]:
-        """Return the columns from which a run reads the main parts of each row."""
+        """Return the columns with the main parts of each row."""
         learned = (self.chat, self.text, self.response, self.calls, self.chosen, self.rejected)
         return (self.prompt, self.label, self.demonstration, self.judged, *learned)
 
-    def beside(self, record: Mapping[str, Any]) -> Beside:
+    def extra_columns(self, record: Mapping[str, Any]) -> ExtraColumns:
         """Return the further columns of the prompt in a row."""
         names = tuple(record)
         found = self.known.get(names)
@@ -187,7 +187,7 @@ class Columns:
             found = self.known[names] = self._look(record)
         return found
 
-    def _look(self, record: Mapping[str, Any]) -> Beside:
+    def _look(self, record: Mapping[str, Any]) -> ExtraColumns:
         names = {name for name in record if name not in self.ignored}
         own = {each for each in self.main if each is not None}
         free, stated = names - own, self.layout.reads
@@ -201,7 +201,7 @@ class Columns:
         history = _first((HISTORY_COLUMN,), free) if self.prompt is not None else None
         images = _first(IMAGE_COLUMNS if self.sees_images else (), free)
         read = {system, tools, context, history, images}
-        read |= {each.partition(".")[0] for each in own} - {self._around} | {*self.choices}
+        read |= {each.partition(".")[0] for each in own} - {self._parent_column} | {*self.choices}
         if self.is_prompt_given:
             read |= _RIVALS
         left = free - read - self.layout.aside
@@ -210,9 +210,13 @@ class Columns:
             name
             for name in record
             if name in left
-            and (name == self._around or _is_like_prompt(name, value := record[name]) or not value)
+            and (
+                name == self._parent_column
+                or _is_like_prompt(name, value := record[name])
+                or not value
+            )
         )
-        found = Beside(
+        found = ExtraColumns(
             system=system,
             context=context,
             history=history,
@@ -220,11 +224,11 @@ class Columns:
             images=images,
             unread=unread,
         )
-        return NOTHING if found == NOTHING else found
+        return NO_EXTRA_COLUMNS if found == NO_EXTRA_COLUMNS else found
 
     @property
-    def _around(self) -> str | None:
-        """Return the column whose object has the prompt as a field; None if the prompt is a
+    def _parent_column(self) -> str | None:
+        """Return the column whose object has the prompt as a field; None if the prompt is itself a
         column."""
         return self.prompt.partition(".")[0] if self.prompt and "." in self.prompt else None
 
@@ -236,7 +240,7 @@ class Columns:
         read = {self.prompt, self.label, self.layout.reads.get("tools"), *self.ignored}
         for name in unread:
             value = record.get(name)
-            inner = value if name == self._around and isinstance(value, dict) else {}
+            inner = value if name == self._parent_column and isinstance(value, dict) else {}
             fields = {f"{name}.{each}": inner[each] for each in inner}
             for place, found in (fields or {name: value}).items():
                 last = place.rpartition(".")[2] if fields else place
@@ -244,43 +248,45 @@ class Columns:
                 if found and not is_gap and place not in read and _is_like_prompt(last, found):
                     yield place, found
 
-    def require_read(self, record: Mapping[str, Any], unread: Sequence[str], turns: Turns) -> None:
+    def require_all_read(
+        self, record: Mapping[str, Any], unread: Sequence[str], turns: Turns
+    ) -> None:
         """Raise DataError if the row has a value in a column that looks like part of the prompt but
-        is not read. A text that also occurs in `turns`, which are read, is not lost."""
+        is not read. A text that also occurs in `turns`, which are read, is not missing."""
         for name, value in self._unread_in(record, unread):
             if is_media(value):
                 why = f"it holds {kind_in(value)}, and only text is read"
             elif name.rpartition(".")[2].lower() in MEDIA:
                 why = f"it holds `{name}`, and only text is read"
-            elif _stands_in(value, turns):
+            elif _occurs_in(value, turns):
                 continue
             else:
                 why = f"it looks like part of the prompt, and a row has {kind_in(value)} there"
             ignored = [*sorted(self.ignored), name]
             given = name if len(ignored) == 1 else f"[{', '.join(ignored)}]"
-            fixes = [f"{setting('ignore_columns', given)}   # train without it"]
+            fixes = [f"{data_option('ignore_columns', given)}   # train without it"]
             if name in PROMPT_COLUMNS and self.prompt is not None:
-                fixes.append(setting("prompt_key", name))
+                fixes.append(data_option("prompt_key", name))
             raise DataError(
                 f"the column `{name}` of {self.path} would be ignored", why=why, fix=fixes
             )
 
     def described(self, record: Mapping[str, Any]) -> dict[str, str]:
         """Return column -> role, for each column that is read."""
-        beside = self.beside(record)
+        extra = self.extra_columns(record)
         roles = {
-            "prompt": self.prompt, "context": beside.context, "history": beside.history,
-            "system turn": beside.system, "tools": beside.tools, "chat": self.chat,
+            "prompt": self.prompt, "context": extra.context, "history": extra.history,
+            "system turn": extra.system, "tools": extra.tools, "chat": self.chat,
             "text": self.text, "response": self.response, "calls of tools": self.calls,
             "worked response": self.demonstration, "chosen": self.chosen,
             "rejected": self.rejected, "label": self.label, "good or bad": self.judged,
-            "images": beside.images,
+            "images": extra.images,
         }  # fmt: skip
         found = {column: role for role, column in roles.items() if column is not None}
         return {**dict.fromkeys(self.choices, "option"), **found}
 
 
-def setting(key: str, value: str) -> str:
+def data_option(key: str, value: str) -> str:
     """Return the option that sets `data.<key>`, ready to paste."""
     return f"--set {shlex.quote(f'data.{key}={value}')}"
 
@@ -293,9 +299,9 @@ def _first(names: Sequence[str | None], there: set[str]) -> str | None:
     return next((name for name in names if name in there), None)
 
 
-def _stands_in(value: Any, turns: Turns) -> bool:
-    """Return True if a column's value is read elsewhere: a text within a turn, or a chat whose
-    turns, except for the assistant's, are."""
+def _occurs_in(value: Any, turns: Turns) -> bool:
+    """Return True if a column's value is also read elsewhere: a text within a turn, or a chat whose
+    turns, except for the assistant's, are all in `turns`."""
     try:
         chat = as_chat(value, "", [])
     except ValueError:
@@ -310,7 +316,8 @@ def _stands_in(value: Any, turns: Turns) -> bool:
 
 
 def fields_of(record: Mapping[str, Any]) -> list[str]:
-    """Return the columns of a row; for columns with objects, the fields: `extra_info.answer`."""
+    """Return the names of the columns of a row, and of the fields of objects:
+    `extra_info.answer`."""
     names = []
     for name, value in record.items():
         is_open = isinstance(value, dict) and not is_media(value)
@@ -327,7 +334,7 @@ def require_column(wanted: str, record: Mapping[str, Any], path: Path, *, key: s
     raise DataError(
         f"{path} has no column `{wanted}`",
         why=f"its columns are {', '.join(names)}",
-        fix=setting(key, nearest(wanted, names) or names[0]),
+        fix=data_option(key, nearest(wanted, names) or names[0]),
     )
 
 
@@ -341,9 +348,9 @@ def find_column(
     known: Sequence[str],
     ignored: frozenset[str] = frozenset(),
 ) -> str | None:
-    """Return the column that `data.<key>` names (`wanted`), else the one of the layout, else
-    the one of the `known` names that exists; None if there is none. Raises DataError if several
-    exist."""
+    """Return the column that `data.<key>` names (`wanted`), else that of the layout (`stated`),
+    else the one of the `known` names that exists; None if there is none. Raises DataError if
+    several exist."""
     if wanted is not None:
         return require_column(wanted, record, path, key=key)
     if stated is not None:
@@ -354,7 +361,7 @@ def find_column(
             f"which column of {path} is the {key.removesuffix('_key')}?",
             why=f"{' and '.join(likely)} are {'both' if len(likely) == 2 else 'all'} present; "
             f"its columns are {', '.join(record)}",
-            fix=[setting(key, name) for name in likely],
+            fix=[data_option(key, name) for name in likely],
         )
     return likely[0] if likely else None
 
@@ -368,7 +375,7 @@ def require_text_label(label: str, record: Mapping[str, Any], path: Path) -> Non
         raise DataError(
             f"the label column `{label}` of {path} contains objects",
             why=f"a label must be text or a number; the fields are {', '.join(value)}",
-            fix=[setting("label_key", f"{label}.{name}") for name in plain or value],
+            fix=[data_option("label_key", f"{label}.{name}") for name in plain or value],
         )
 
 
@@ -380,7 +387,8 @@ def no_column(
     known: Sequence[str],
     taken: Sequence[str | None] = (),
 ) -> DataError:
-    """Return the error that no column can be `data.<key>`. `taken`: columns with other roles."""
+    """Return the error that no column qualifies as `data.<key>`. `taken`: columns with other
+    roles."""
     role, names = key.removesuffix("_key"), fields_of(record)
     free = [name for name in names if name not in taken and _is_plain(record, name, role)]
     meant = next((found for name in known if (found := nearest(name, free))), None)
@@ -388,7 +396,7 @@ def no_column(
     return DataError(
         f"{path} has no {role} column",
         why=f"it has none of the columns {', '.join(known)}; its columns are {', '.join(names)}",
-        fix=[setting(key, name) for name in likely] or _OTHERWISE[role].format(path=path),
+        fix=[data_option(key, name) for name in likely] or _OTHERWISE[role].format(path=path),
     )
 
 
@@ -397,8 +405,8 @@ MAX_GUESSES = 4
 
 
 def _is_plain(record: Mapping[str, Any], name: str, role: str) -> bool:
-    """Return True if a column may be the missing one: it has a text, a number or, as a prompt, a
-    chat."""
+    """Return True if a column may be the missing one: its value is a text, a number or, for a
+    prompt, a chat."""
     value = value_at(record, name)
     if role == "prompt" and is_chat(value):
         return True

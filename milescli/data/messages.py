@@ -61,17 +61,17 @@ def value_at(record: Mapping[str, Any], key: str) -> Any:
 
 
 def present(record: Mapping[str, Any], key: str) -> Any:
-    """Return a value. Raises ValueError if the row has none."""
+    """Return the value of column `key`. Raises ValueError if the row has none."""
     value = value_at(record, key)
     if value is None:
-        gone = key not in record and ("." not in key or key.partition(".")[0] not in record)
-        raise ValueError(f"`{key}` is missing" if gone else f"`{key}` is null")
+        is_absent = key not in record and ("." not in key or key.partition(".")[0] not in record)
+        raise ValueError(f"`{key}` is missing" if is_absent else f"`{key}` is null")
     return value
 
 
 def as_chat(value: Any, key: str, images: Images = None) -> Turns | None:
-    """Return the turns of a list of messages, one message, JSON of these, or a dialogue in one
-    text; None if `value` is something else. Raises ValueError with the reason."""
+    """Return the turns of a value that is a list of messages, one message, JSON of these, or a
+    dialogue in one text; None if it is anything else. Raises ValueError with the reason."""
     if isinstance(value, str):
         if is_dialogue(value):
             return _dialogue(value)
@@ -116,7 +116,8 @@ def turns_in(value: list[Any], key: str, images: Images = None) -> Turns:
 
 
 def _is_simple(item: Any) -> bool:
-    """Return True if a message has the standard form: a quick test that most of millions pass."""
+    """Return True if a message has the standard form: a quick test, as most of millions of messages
+    have it."""
     if type(item) is not dict or len(item) != 2:
         return False
     role, content = item.get("role"), item.get("content")
@@ -138,8 +139,8 @@ def _turns_of(value: Any, where: str, images: Images) -> Turns:
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be a message with `role` and `content`")
     if _is_exchange(value):
-        asked, answered = value.get("human", value.get("user")), value["assistant"]
-        pair = (("user", asked), ("assistant", answered))
+        question, answered = value.get("human", value.get("user")), value["assistant"]
+        pair = (("user", question), ("assistant", answered))
         return [_turn({"role": role, "content": text}, where, images) for role, text in pair]
     value = {key: item for key, item in value.items() if item is not None}
     if "from" in value and "value" in value:
@@ -167,11 +168,13 @@ def _turns_of(value: Any, where: str, images: Images) -> Turns:
 
 def _turn(turn: dict[str, Any], where: str, images: Images = None) -> dict[str, Any]:
     """Return a message with text as its content."""
-    beside = [turn.pop(key) for key in COLUMNS if key in turn] if images is not None else []
-    if seen := next((key for key in turn if key in MEDIA and turn[key] not in ([], "")), None):
-        raise ValueError(f"{where} has `{seen}`, but only text is supported")
+    column_images = [turn.pop(key) for key in COLUMNS if key in turn] if images is not None else []
+    if media := next((key for key in turn if key in MEDIA and turn[key] not in ([], "")), None):
+        raise ValueError(f"{where} has `{media}`, but only text is supported")
     content = turn["content"] = _content(turn.get("content", ""), where, images)
-    if images is not None and (sources := [each for value in beside for each in sources_in(value)]):
+    if images is not None and (
+        sources := [each for value in column_images for each in sources_in(value)]
+    ):
         images += sources
         if MARK not in content:
             content = turn["content"] = MARK * len(sources) + content
@@ -201,8 +204,8 @@ def _text_of_part(part: Any, where: str, images: Images) -> str:
         raise ValueError(f"{where}.content has a part of type `{kind}`, but only text is supported")
     if not isinstance(text, str):
         raise ValueError(f"{where}.content has a part that is not text")
-    if seen := next((key for key in part if part[key] and key in MEDIA), None):
-        raise ValueError(f"{where}.content has a part with `{seen}`, but only text is supported")
+    if media := next((key for key in part if part[key] and key in MEDIA), None):
+        raise ValueError(f"{where}.content has a part with `{media}`, but only text is supported")
     return text
 
 
@@ -372,14 +375,14 @@ def without_foreign_arguments(turns: Turns, tools: Tools) -> Turns:
             given = function.get("arguments")
             if isinstance(given, dict) and None in given.values() and function.get("name") in own:
                 names = own[function["name"]]
-                kept = {k: v for k, v in given.items() if v is not None or k in names}
-                function["arguments"] = kept
+                arguments = {k: v for k, v in given.items() if v is not None or k in names}
+                function["arguments"] = arguments
     return turns
 
 
 def history_in(value: Any, key: str) -> Turns:
-    """Return the turns before a prompt: a list of (question, answer), of messages, or its JSON.
-    Raises ValueError with the reason."""
+    """Return the turns before a prompt, from a list of (question, answer), a list of messages, or
+    its JSON. Raises ValueError with the reason."""
     value = parsed(value) if isinstance(value, str) else value
     if is_chat(value):
         return turns_in(value, key)
@@ -393,7 +396,8 @@ def history_in(value: Any, key: str) -> Turns:
 
 
 def with_system(turns: Turns, system_prompt: str | None) -> Turns:
-    """Return the turns after the recipe's system prompt, unless they have one of their own."""
+    """Return the turns with the recipe's system prompt before them, unless they have one of their
+    own."""
     if system_prompt is None or (turns and turns[0]["role"] == "system"):
         return turns
     return [{"role": "system", "content": system_prompt}, *turns]
@@ -413,7 +417,7 @@ def is_media(value: Any) -> bool:
 
 
 def parsed(text: Any) -> Any:
-    """Return the value of a JSON text; None if it is not JSON."""
+    """Return the value of a JSON text; None if `text` is not JSON."""
     try:
         return parse_json(text)
     except ValueError:
@@ -421,5 +425,5 @@ def parsed(text: Any) -> Any:
 
 
 def kind_in(value: object) -> str:
-    """Name the kind of a value, for a reason."""
+    """Return the name of a value's kind, for an error."""
     return "an image, a sound or a video" if is_media(value) else kind_of(value)

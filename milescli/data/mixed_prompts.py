@@ -13,7 +13,13 @@ from pathlib import Path
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.data.file_prompts import FilePrompts, OrderedPrompts, random_bits
-from milescli.data.prompt_source import Loaded, Say, SourceReport, load_source, percentiles
+from milescli.data.prompt_source import (
+    LoadedPrompts,
+    ReportProgress,
+    SourceReport,
+    load_source,
+    percentiles,
+)
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data, MixSource
 
@@ -22,9 +28,9 @@ CYCLE = 10_000
 
 
 class MixedPrompts(OrderedPrompts):
-    """The prompts of several sources. Each pass of `sum(counts)` positions has `counts[n]` prompts
-    of source n, evenly spread with a jitter. Each source continues where the previous pass left it,
-    epoch by epoch."""
+    """Yields the prompts of several sources. Each pass of `sum(counts)` positions has `counts[n]`
+    prompts of source n, evenly spread with a jitter. Each source continues where the previous pass
+    stopped, epoch by epoch."""
 
     def __init__(self, parts: Sequence[FilePrompts], counts: Sequence[int], *, seed: int) -> None:
         assert len(parts) == len(counts) and all(counts), counts
@@ -42,7 +48,7 @@ class MixedPrompts(OrderedPrompts):
 
     @property
     def rows_per_pass(self) -> int:
-        """Return a number of positions that includes every prompt."""
+        """Return a number of consecutive positions in which every prompt occurs."""
         return len(self) + sum(self._counts)
 
     @property
@@ -52,14 +58,14 @@ class MixedPrompts(OrderedPrompts):
 
     def first(self, count: int | None = None) -> list[Prompt]:
         """Return the first `count` prompts that are short enough, source by source; None: all."""
-        kept: list[Prompt] = []
+        prompts: list[Prompt] = []
         for part in self.parts:
-            kept += part.first(None if count is None else count - len(kept))
-        return kept
+            prompts += part.first(None if count is None else count - len(prompts))
+        return prompts
 
-    def none_short(self) -> DataError:
-        """Return the error that no prompt is short enough."""
-        return self.parts[0].none_short()
+    def no_short_prompt_error(self) -> DataError:
+        """Return the error that every prompt is too long."""
+        return self.parts[0].no_short_prompt_error()
 
     def at(self, positions: Sequence[int]) -> list[tuple[int, Prompt | None]]:
         """Return (epoch in its source, prompt) at each position, None in place of a prompt that is
@@ -74,7 +80,7 @@ class MixedPrompts(OrderedPrompts):
         return [next(rows[number]) for number in owners]
 
     def _place_of(self, position: int) -> tuple[int, int]:
-        """Return which source a position belongs to, and the position in that source."""
+        """Return (number of the source at a position, the position within that source)."""
         turn, offset = divmod(position, sum(self._counts))
         if turn != self._pass:
             self._order, self._ranks = interleaved(self._counts, f"{self._seed}/mix/{turn}")
@@ -101,8 +107,8 @@ def interleaved(counts: Sequence[int], key: str) -> tuple[array[int], array[int]
 
 
 def counts_of_weights(weights: Sequence[float], names: Sequence[str]) -> list[int]:
-    """Return how many positions of a cycle each source gets, by largest remainders. Raises
-    DataError if a source gets none."""
+    """Return the number of positions of a cycle that each source gets, by largest remainders.
+    Raises DataError if a source gets none."""
     exact = [weight / sum(weights) * CYCLE for weight in weights]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda n: (counts[n] - exact[n], n))
@@ -126,12 +132,12 @@ def load_mix(
     seed: int,
     base_dir: str | Path,
     needs_label: Callable[[MixSource], bool | None],
-    say: Say | None = None,
+    report_progress: ReportProgress | None = None,
 ) -> tuple[MixedPrompts, SourceReport]:
     """Read and check all sources, each as in `load_source`. `needs_label`: returns whether the
     reward of a source compares with a label."""
     mix = data.mix or []
-    loaded: list[Loaded] = []
+    loaded: list[LoadedPrompts] = []
     first_index = 0
     for number, source in enumerate(mix):
         part = load_source(
@@ -141,7 +147,7 @@ def load_mix(
             seed=_seed_of(seed, number),
             base_dir=base_dir,
             needs_label=needs_label(source),
-            say=say,
+            report_progress=report_progress,
             name=source.called,
             first_index=first_index,
         )
@@ -176,7 +182,7 @@ def _seed_of(seed: int, number: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _report(loaded: Sequence[Loaded], mix: Sequence[MixSource]) -> SourceReport:
+def _report(loaded: Sequence[LoadedPrompts], mix: Sequence[MixSource]) -> SourceReport:
     """Return the report over all sources. Its hash covers their hashes and how they are mixed."""
     reports = [part.report for part in loaded]
     lengths = sorted(length for part in loaded for length in part.lengths)

@@ -40,13 +40,13 @@ class PromptEncoder(Protocol):
         """Return the text of tokens, without special tokens."""
 
 
-class NoTokens:
-    """A PromptEncoder for a model that reads messages, whose tokenizer is elsewhere: no prompt has
-    tokens, so none is too long."""
+class TokenlessEncoder:
+    """Implements PromptEncoder for a model that reads messages, and whose tokenizer is unknown:
+    prompts have no tokens, so none is too long."""
 
     folder = Path()
     vocab_size = sys.maxsize
-    """The model may know any token."""
+    """Unbounded: the model may have any token."""
 
     def __init__(self, *, images: PromptImages | None = None) -> None:
         """Take `images`, which checks the images of prompts; None: the model sees none."""

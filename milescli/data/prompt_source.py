@@ -12,13 +12,20 @@ from pathlib import Path
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.data.file_prompts import FilePrompts, StoredPrompts
-from milescli.data.file_rows import FileRows, by_file, evenly, first_places, read_file, row_named
+from milescli.data.file_rows import (
+    FileRows,
+    describe_row,
+    evenly_spread_places,
+    first_places,
+    group_by_file,
+    read_file,
+)
 from milescli.data.images import PromptImages
 from milescli.data.prompt_encoder import PromptEncoder
-from milescli.data.rows import NUM_BAD_ROWS_SHOWN, PathField, RowForm
+from milescli.data.rows import NUM_BAD_ROWS_SHOWN, PathField, PromptRowParser
 from milescli.data.tables import Table, check_file
 from milescli.data.tasks import is_task, write_task
-from milescli.data.tokenizer import shown_length
+from milescli.data.tokenizer import format_num_tokens
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import DataFile, names_in, parse_data_file
 
@@ -31,12 +38,12 @@ NUM_MEASURED = 4096
 """Rows of large files whose tokens are counted at the start, evenly spread."""
 MAX_LONG_ROWS = 1000
 
-Say = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReport:
-    """What the files of a source hold, for the manifest and for people."""
+    """Describes the files of a source, for the manifest and for people."""
 
     path: str
     sha256: str
@@ -61,8 +68,8 @@ class SourceReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A source of prompts, and numbers about it."""
+class LoadedPrompts:
+    """Holds a source of prompts, and numbers about it."""
 
     source: FilePrompts
     report: SourceReport
@@ -81,39 +88,45 @@ def load_source(
     seed: int,
     base_dir: str | Path,
     needs_label: bool | None = True,
-    say: Say | None = None,
+    report_progress: ReportProgress | None = None,
     name: str | None = None,
     first_index: int = 0,
     large_rows: int | None = None,
-) -> Loaded:
+) -> LoadedPrompts:
     """Read and check `data.<path_field>`, and tokenise it if it is small. Relative paths start at
     `base_dir`, where `task:NAME` and Arrow files are written. `needs_label`: whether the reward
-    compares with a label (the built-in ones do); `say`: receives lines on the progress, if that
-    takes seconds; `name` and `first_index`: for one of several sources, its name in the mix and the
-    index of its first row; `large_rows`: files with more rows are tokenised on demand, None:
-    `LARGE_ROWS`. Raises DataError for a file that is missing or of another kind, for bad rows, and
-    if no prompt is short enough."""
+    compares with a label (the built-in ones do); `report_progress`: receives lines on the progress,
+    if that takes seconds; `name` and `first_index`: for one of several sources, its name in the mix
+    and the index of its first row; `large_rows`: files with more rows are tokenised on demand,
+    None: `LARGE_ROWS`. Raises DataError for a file that is missing or of another kind, for bad
+    rows, and if no prompt is short enough."""
     files = _read(
         _locate(data, path_field, base_dir=Path(base_dir), seed=seed),
-        form_of(data, path_field, needs_label=needs_label, images=tokenizer.images),
+        prompt_row_parser(data, path_field, needs_label=needs_label, images=tokenizer.images),
         folder=Path(base_dir),
-        say=say,
+        report_progress=report_progress,
         source=name,
         first_index=first_index,
     )
-    return load_files(files, data, tokenizer=tokenizer, seed=seed, say=say, large_rows=large_rows)
+    return load_files(
+        files,
+        data,
+        tokenizer=tokenizer,
+        seed=seed,
+        report_progress=report_progress,
+        large_rows=large_rows,
+    )
 
 
-def form_of(
+def prompt_row_parser(
     data: Data,
     path_field: PathField,
     *,
     needs_label: bool | None,
     images: PromptImages | None = None,
-) -> RowForm:
-    """Return what prompts of `data.<path_field>` require of each row. `images`: how the model sees
-    them."""
-    return RowForm(
+) -> PromptRowParser:
+    """Return the parser of rows for `data.<path_field>`. `images`: how the model reads images."""
+    return PromptRowParser(
         field=path_field,
         prompt_key=data.prompt_key,
         label_key=data.label_key,
@@ -132,10 +145,10 @@ def load_files(
     *,
     tokenizer: PromptEncoder,
     seed: int,
-    say: Say | None,
+    report_progress: ReportProgress | None,
     large_rows: int | None = None,
-) -> Loaded:
-    """Tokenise the rows of files, all of them good. Raises DataError as `load_source`."""
+) -> LoadedPrompts:
+    """Tokenise the rows of files without bad rows. Raises DataError as `load_source`."""
     most, num_measured = LARGE_ROWS, NUM_MEASURED
     if large_rows is not None:
         most, num_measured = large_rows, min(NUM_MEASURED, large_rows)
@@ -147,12 +160,16 @@ def load_files(
     num_unique = len(places)
     prompts: Sequence[Prompt]
     prompts = stored = StoredPrompts(files, tokenizer, places)
-    tick = Waiting(say, "making tokens of " + ", ".join(file.spelled for file in files))
-    measured = stored.make(evenly(num_unique, num_measured if is_large else num_unique), tick)
-    short = _short_ones(measured, data=data, files=files)
-    kept = [measured[at] for at in short]
+    tick = ProgressReporter(
+        report_progress, "making tokens of " + ", ".join(file.spelled for file in files)
+    )
+    measured = stored.make(
+        evenly_spread_places(num_unique, num_measured if is_large else num_unique), tick
+    )
+    short = _short_enough(measured, data=data, files=files)
+    short_prompts = [measured[at] for at in short]
     if not is_large:
-        prompts, places = kept, [places[at] for at in short]
+        prompts, places = short_prompts, [places[at] for at in short]
     source = FilePrompts(
         prompts,
         seed=seed,
@@ -162,17 +179,17 @@ def load_files(
         files=files,
         places=places,
     )
-    report = _report(files, measured, kept, num_unique=num_unique, is_large=is_large)
+    report = _report(files, measured, short_prompts, num_unique=num_unique, is_large=is_large)
     long = [p.index for p in measured if len(p.token_ids) > data.max_prompt_tokens]
-    return Loaded(
+    return LoadedPrompts(
         source=source,
         report=report,
         lengths=sorted(len(prompt.token_ids) for prompt in measured),
-        long_rows=[row_named(index, files) for index in long[:MAX_LONG_ROWS]],
+        long_rows=[describe_row(index, files) for index in long[:MAX_LONG_ROWS]],
     )
 
 
-def file_named(text: str, *, key: str, folder: str | Path = "") -> DataFile:
+def parse_file_name(text: str, *, key: str, folder: str | Path = "") -> DataFile:
     """Parse the name of a file in a recipe. The name of an existing file is taken literally,
     brackets included."""
     if (Path(folder) / Path(text).expanduser()).exists():
@@ -185,7 +202,7 @@ def _locate(data: Data, path_field: PathField, *, base_dir: Path, seed: int) -> 
     key = f"data.{path_field}"
     located = []
     for name in names_in(getattr(data, path_field)):
-        file = file_named(name, key=key, folder=base_dir)
+        file = parse_file_name(name, key=key, folder=base_dir)
         if is_task(file.name):
             path = write_task(file.name, base_dir / TASK_FOLDER, seed)
         else:
@@ -203,14 +220,15 @@ def _locate(data: Data, path_field: PathField, *, base_dir: Path, seed: int) -> 
 
 def _read(
     named: Sequence[DataFile],
-    form: RowForm,
+    form: PromptRowParser,
     *,
     folder: Path,
-    say: Say | None,
+    report_progress: ReportProgress | None,
     source: str | None,
     first_index: int,
 ) -> list[FileRows]:
-    """Read each row once. Raises DataError for bad rows, and for a slice without rows."""
+    """Read each row of the files in one pass. Raises DataError for bad rows, and for a slice
+    without rows."""
     files: list[FileRows] = []
     tables = [Table(Path(file.name)) for file in named]
     for file, table in zip(named, tables, strict=True):
@@ -221,7 +239,7 @@ def _read(
             folder=folder,
             first_index=first_index,
             source=source,
-            tick=Waiting(say, f"reading {file.spelled()}"),
+            tick=ProgressReporter(report_progress, f"reading {file.spelled()}"),
         )
         if file.start and not rows.num_rows:
             raise DataError(
@@ -235,17 +253,17 @@ def _read(
     return files
 
 
-def _short_ones(prompts: Sequence[Prompt], *, data: Data, files: Sequence[FileRows]) -> list[int]:
+def _short_enough(prompts: Sequence[Prompt], *, data: Data, files: Sequence[FileRows]) -> list[int]:
     """Return the places of prompts that are not too long. Raises DataError if there is none, or if
     the recipe refuses long ones."""
     bound = data.max_prompt_tokens
-    kept = [place for place, prompt in enumerate(prompts) if len(prompt.token_ids) <= bound]
-    if len(kept) == len(prompts) or (kept and data.long_prompts == "drop"):
-        return kept
+    short = [place for place, prompt in enumerate(prompts) if len(prompt.token_ids) <= bound]
+    if len(short) == len(prompts) or (short and data.long_prompts == "drop"):
+        return short
     long = [prompt for prompt in prompts if len(prompt.token_ids) > bound]
-    (file, rows), *_ = by_file(long, files)
+    (file, rows), *_ = group_by_file(long, files)
     shown = "; ".join(
-        f"row {prompt.index + 1}: {shown_length(prompt, bound)}"
+        f"row {prompt.index + 1}: {format_num_tokens(prompt, bound)}"
         for prompt in rows[:NUM_BAD_ROWS_SHOWN]
     )
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
@@ -254,15 +272,15 @@ def _short_ones(prompts: Sequence[Prompt], *, data: Data, files: Sequence[FileRo
         f"{len(long)} of {len(prompts)} prompts of {', '.join(file.spelled for file in files)} are "
         f"longer than {bound} tokens",
         why=f"{shown if len(files) == 1 else f'{file.path}: {shown}'}; the longest has "
-        f"{shown_length(longest, bound)}",
-        fix=[*fixes, "--set data.long_prompts=drop"] if kept else fixes,
+        f"{format_num_tokens(longest, bound)}",
+        fix=[*fixes, "--set data.long_prompts=drop"] if short else fixes,
     )
 
 
 def _report(
     files: Sequence[FileRows],
     measured: Sequence[Prompt],
-    kept: Sequence[Prompt],
+    short_prompts: Sequence[Prompt],
     *,
     num_unique: int,
     is_large: bool,
@@ -275,12 +293,12 @@ def _report(
         num_rows=num_rows,
         num_duplicates=num_rows - num_unique,
         num_measured=len(measured),
-        num_dropped=len(measured) - len(kept),
+        num_dropped=len(measured) - len(short_prompts),
         prompt_key=columns.prompt,
         label_key=columns.label,
         num_demonstrations=sum(file.num_demonstrations for file in files)
         if is_large
-        else sum(prompt.demonstration is not None for prompt in kept),
+        else sum(prompt.demonstration is not None for prompt in short_prompts),
         **percentiles(lengths, "prompt_tokens"),
     )
 
@@ -295,8 +313,8 @@ def _sha256_over(files: Sequence[FileRows]) -> str:
 
 
 def percentiles(ascending: list[int], what: str) -> dict[str, int]:
-    """Return nearest-rank percentiles of numbers in ascending order, at least one, and the largest,
-    as `{what}_p50` and so on."""
+    """Return the nearest-rank percentiles and the maximum of at least one number, as `{what}_p50`
+    and so on. The numbers are in ascending order."""
     ranks = {percent: max(0, -(-len(ascending) * percent // 100) - 1) for percent in (50, 90, 99)}
     return {
         **{f"{what}_p{percent}": ascending[rank] for percent, rank in ranks.items()},
@@ -304,25 +322,25 @@ def percentiles(ascending: list[int], what: str) -> dict[str, int]:
     }
 
 
-SAY_AFTER_S = 2.0
-SAY_EVERY_S = 10.0
+REPORT_AFTER_S = 2.0
+REPORT_EVERY_S = 10.0
 
 
-class Waiting:
+class ProgressReporter:
     """Reports the progress of slow work; quick work reports nothing. Callers pass the number of
     rows that are done."""
 
     def __init__(
         self,
-        say: Callable[[str], None] | None,
+        report_progress: Callable[[str], None] | None,
         what: str,
         *,
-        after_s: float = SAY_AFTER_S,
-        every_s: float = SAY_EVERY_S,
+        after_s: float = REPORT_AFTER_S,
+        every_s: float = REPORT_EVERY_S,
     ) -> None:
-        """Send lines such as `reading train.jsonl: 1,200,000 rows` to `say`; `what` is the text
-        before the colon."""
-        self._say = say
+        """Send lines such as `reading train.jsonl: 1,200,000 rows` to `report_progress`; `what` is
+        the text before the colon."""
+        self._report_progress = report_progress
         self._what = what
         self._every_s = every_s
         self._next_s = time.monotonic() + after_s
@@ -330,6 +348,6 @@ class Waiting:
     def __call__(self, num_done: int) -> None:
         """Report `num_done` rows if a report is due."""
         now = time.monotonic()
-        if self._say is not None and now >= self._next_s:
+        if self._report_progress is not None and now >= self._next_s:
             self._next_s = now + self._every_s
-            self._say(f"{self._what}: {num_done:,} rows")
+            self._report_progress(f"{self._what}: {num_done:,} rows")

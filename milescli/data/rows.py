@@ -17,13 +17,13 @@ from milescli.data.images import COLUMNS as IMAGE_COLUMNS
 from milescli.data.images import MARK, PromptImages, Source, sources_in, with_marks
 from milescli.data.layouts import (
     LABEL_COLUMNS,
-    NOTHING,
+    NO_EXTRA_COLUMNS,
     PROMPT_COLUMNS,
-    Beside,
     Columns,
+    ExtraColumns,
     find_column,
+    find_layout,
     no_column,
-    recognise,
     require_text_label,
 )
 from milescli.data.messages import (
@@ -54,7 +54,7 @@ _Prompt = Turns | tuple[int, ...]
 
 
 class DataRow(NamedTuple):
-    """One good row, not yet tokenised."""
+    """Holds one valid row, not yet tokenised."""
 
     index: int
     """Row in the file, counted from 0."""
@@ -83,20 +83,20 @@ class BadRow:
 
 
 class Parsed(NamedTuple):
-    """A good row, and what is counted and compared without reading the row again."""
+    """Holds a valid row, and what is counted and compared without reading the row again."""
 
     row: tuple[Any, ...]
     """A named tuple, whose class the form states."""
     key_hash: int
     """Equal for equal prompts, or for equal rows to train on, within this process."""
     label_hash: int
-    is_worked: bool
+    has_demonstration: bool
     """True if the row has a worked response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowForm:
-    """What a source of prompts requires of each row."""
+class PromptRowParser:
+    """Parses the rows of one file as prompts, by the settings of a recipe."""
 
     row_class = DataRow
 
@@ -119,7 +119,7 @@ class RowForm:
     def find(self, record: Mapping[str, Any], path: Path) -> Columns:
         """Find the columns by the first row, whose layout may be a known one. Raises DataError if a
         column is ambiguous, or is needed and absent."""
-        layout = recognise(record)
+        layout = find_layout(record)
         stated = layout.reads
         prompt = find_column(
             record,
@@ -135,8 +135,8 @@ class RowForm:
         demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in record else None
         needed = self.needs_label
         if self.field == "demonstrations" and demonstration is None:
-            asked = value_at(record, prompt)
-            needed = needed or not is_chat(parsed(asked) if isinstance(asked, str) else asked)
+            value = value_at(record, prompt)
+            needed = needed or not is_chat(parsed(value) if isinstance(value, str) else value)
         label = None
         if self.label_key is not None or stated.get("label") is not None or needed is not False:
             label = find_column(
@@ -178,11 +178,11 @@ class RowForm:
         given: Images = [] if self.images is not None else None
         prompt = _prompt(record, columns.prompt, is_raw=self.is_raw, images=given)
         tools: Tools = []
-        beside = columns.known.get(tuple(record)) or columns.beside(record)
-        if beside is not NOTHING:
-            prompt, tools = prompt_beside(prompt, record, columns, beside)
+        extra = columns.known.get(tuple(record)) or columns.extra_columns(record)
+        if extra is not NO_EXTRA_COLUMNS:
+            prompt, tools = with_extra_columns(prompt, record, columns, extra)
         if columns.choices:
-            prompt, label = _chosen(prompt, record, columns)
+            prompt, label = _with_options(prompt, record, columns)
         else:
             label = _label_of(record, columns)
         messages: Turns = [] if isinstance(prompt, tuple) else prompt
@@ -193,7 +193,7 @@ class RowForm:
         num_asked = 0
         if self.images is not None:
             turns = [*messages, *worked] if messages and isinstance(worked, list) else messages
-            turns, images = seen(turns, given or [], record, columns, self.images)
+            turns, images = with_image_marks(turns, given or [], record, columns, self.images)
             messages, answer = turns[: len(messages)], turns[len(messages) :]
             worked = answer or worked
             num_asked = sum(turn["content"].count(MARK) for turn in messages) if images else 0
@@ -213,7 +213,7 @@ class RowForm:
         return Parsed(row, prompt_hash, hash(label), worked is not None)
 
 
-def _chosen(
+def _with_options(
     prompt: _Prompt, record: Mapping[str, Any], columns: Columns
 ) -> tuple[_Prompt, str | None]:
     """Return the prompt with the options below its last message, and the letter of the right
@@ -232,16 +232,16 @@ def _chosen(
     return prompt, letter_of(answer, options, key=columns.label, first=first)
 
 
-def seen(
+def with_image_marks(
     turns: Turns,
     given: list[Source | None],
     record: Mapping[str, Any],
     columns: Columns,
     reads: PromptImages,
 ) -> tuple[Turns, tuple[Source, ...]]:
-    """Return the turns of a row with marks for its images, and the images, which are read once to
-    check them. `given`: the images of its messages. Raises ValueError with the reason."""
-    name = columns.beside(record).images
+    """Return the turns of a row with a mark for each image, and the images, each read once as a
+    check. `given`: the images within its messages. Raises ValueError with the reason."""
+    name = columns.extra_columns(record).images
     listed = sources_in(record[name]) if name is not None else []
     if not turns:
         if listed:
@@ -254,38 +254,38 @@ def seen(
     return turns, images
 
 
-def prompt_beside(
-    prompt: _Prompt, record: Mapping[str, Any], columns: Columns, beside: Beside
+def with_extra_columns(
+    prompt: _Prompt, record: Mapping[str, Any], columns: Columns, extra: ExtraColumns
 ) -> tuple[_Prompt, Tools]:
-    """Return the prompt with its further columns: the text that it is about, the earlier turns and
-    the system turn; and the tools. Raises as `RowForm.parse`."""
-    tools = tools_in(record, beside.tools) if beside.tools is not None else []
-    around = (beside.system, beside.context, beside.history)
+    """Return the prompt with its further columns (the text that it is about, earlier turns, the
+    system turn), and the tools. Raises as `PromptRowParser.parse`."""
+    tools = tools_in(record, extra.tools) if extra.tools is not None else []
+    around = (extra.system, extra.context, extra.history)
     if isinstance(prompt, tuple):
         if tools or any(name is not None and value_at(record, name) for name in around):
-            name = beside.tools if tools else next(name for name in around if name is not None)
+            name = extra.tools if tools else next(name for name in around if name is not None)
             raise ValueError(
                 f"`{columns.prompt}` contains tokens, but its `{name}` must be inserted as text"
             )
-        columns.require_read(record, beside.unread, [])
+        columns.require_all_read(record, extra.unread, [])
         return prompt, []
     turns = prompt
-    if beside.context is not None and (text := _text_beside(record, beside.context)):
+    if extra.context is not None and (text := _text_beside(record, extra.context)):
         last = turns[-1]
         turns = [*turns[:-1], {**last, "content": f"{last['content']}\n\n{text}"}]
-    if beside.history is not None and (before := value_at(record, beside.history)):
-        turns = [*history_in(before, beside.history), *turns]
-    if beside.system is not None:
-        turns = with_own_system(turns, record, beside.system)
+    if extra.history is not None and (before := value_at(record, extra.history)):
+        turns = [*history_in(before, extra.history), *turns]
+    if extra.system is not None:
+        turns = with_own_system(turns, record, extra.system)
     if tools:
         turns = without_foreign_arguments(turns, tools)
-    columns.require_read(record, beside.unread, turns)
+    columns.require_all_read(record, extra.unread, turns)
     return turns, tools
 
 
 def with_own_system(turns: Turns, record: Mapping[str, Any], key: str) -> Turns:
-    """Return the turns after the system turn in column `key`. Raises ValueError if they have a
-    different one."""
+    """Return the turns with the system turn in column `key` before them. Raises ValueError if they
+    have a different one."""
     text = _text_beside(record, key)
     if not text:
         return turns
@@ -319,8 +319,8 @@ def bad_rows_error(
     fixes: Sequence[str] = (),
     num_bad: int | None = None,
 ) -> DataError:
-    """Make the error `what`, with the first few bad rows as its reason and a command that shows the
-    first one as its fix. `num_bad`: number of bad rows, if `bad` are not all."""
+    """Return the error `what`, with the first few bad rows as its reason and a command that shows
+    the first of them as its fix. `num_bad`: number of bad rows, if `bad` does not hold all."""
     unit = "line" if path.suffix in LINE_SUFFIXES else "row"
     num_more = (len(bad) if num_bad is None else num_bad) - NUM_BAD_ROWS_SHOWN
     shown = "; ".join(f"{unit} {row.line}: {row.reason}" for row in bad[:NUM_BAD_ROWS_SHOWN])
@@ -367,8 +367,9 @@ def _prompt(
     return turns_in(value, key, images)
 
 
-def _worked(record: Mapping[str, object], key: str, images: Images) -> Demonstration:
-    """Return a response, or the turns of one that calls tools, which end with the assistant's."""
+def _worked_response(record: Mapping[str, object], key: str, images: Images) -> Demonstration:
+    """Return the response in column `key`: a text, or the turns of one that calls tools, which end
+    with the assistant's."""
     value = record.get(key)
     if not isinstance(value, list):
         return _text_of(record, key)
@@ -378,7 +379,7 @@ def _worked(record: Mapping[str, object], key: str, images: Images) -> Demonstra
     return turns
 
 
-_SAID_BESIDE = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+_OTHER_TURN_FIELDS = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 """What the assistant writes in a turn besides the content."""
 
 
@@ -396,7 +397,7 @@ def _demonstration(
     last: Demonstration = None
     if messages and messages[-1]["role"] == "assistant":
         turn = messages.pop()
-        last = [turn] if any(turn.get(name) for name in _SAID_BESIDE) else turn["content"]
+        last = [turn] if any(turn.get(name) for name in _OTHER_TURN_FIELDS) else turn["content"]
         if field != "demonstrations":
             raise ValueError(
                 f"`{columns.prompt}` ends with the assistant's message, but a prompt must end "
@@ -405,7 +406,7 @@ def _demonstration(
         if not messages:
             raise ValueError(f"`{columns.prompt}` contains only the assistant's message")
     if columns.demonstration is not None:
-        return _worked(record, columns.demonstration, images)
+        return _worked_response(record, columns.demonstration, images)
     if last is not None:
         return last
     if field == "demonstrations" and label is None:
@@ -457,7 +458,8 @@ def _kind_of_label(value: object, key: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Return True if `_nonempty` would accept the text: a quick test that most of millions pass."""
+    """Return True if `_nonempty` would accept the text: a quick test, as most of millions of texts
+    pass it."""
     return text.isascii() and not text.isspace() and text != ""
 
 

@@ -24,7 +24,7 @@ _HELDOUT_MODULUS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapesRow:
-    """One line of the task's file."""
+    """Holds one line of the task's file."""
 
     prompt: str
     label: str
@@ -34,7 +34,7 @@ class ShapesRow:
 
 
 def shape_rows(rng: random.Random, *, heldout: bool) -> Iterator[ShapesRow]:
-    """Yield endless rows."""
+    """Yield rows without end."""
     while True:
         count = 1 + int(rng.random() * MOST)
         png = _png(rng, count)

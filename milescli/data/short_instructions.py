@@ -62,13 +62,14 @@ HELDOUT_EVERY = 8
 
 
 def rows(*, seed: int) -> Iterator[Mapping[str, str]]:
-    """Yield each topic to train on with each request and instruction, in an order by the seed."""
+    """Yield each training topic with each request and instruction, in an order that `seed`
+    determines."""
     topics = [topic for number, topic in enumerate(TOPICS) if number % HELDOUT_EVERY]
     return iter(_shuffled(_rows(topics, REQUESTS), seed))
 
 
 def heldout_rows(*, seed: int) -> Iterator[Mapping[str, str]]:
-    """Yield topics that no run trains on, each with each instruction; the same rows for each
+    """Yield topics that no run trains on, each with each instruction; the same rows for every
     seed."""
     return iter(_shuffled(_rows(TOPICS[::HELDOUT_EVERY], REQUESTS[:2]), 0))
 
@@ -76,12 +77,12 @@ def heldout_rows(*, seed: int) -> Iterator[Mapping[str, str]]:
 def _rows(topics: Sequence[str], requests: Sequence[str]) -> list[Mapping[str, str]]:
     return [
         {
-            "prompt": f"{request.format(topic=topic)} {said}",
+            "prompt": f"{request.format(topic=topic)} {wording}",
             "label": json.dumps({"instruction_id_list": [name], "kwargs": [parameters]}),
         }
         for topic in topics
         for request in requests
-        for said, name, parameters in INSTRUCTIONS
+        for wording, name, parameters in INSTRUCTIONS
     ]
 
 

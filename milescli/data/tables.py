@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from milescli.core.errors import DataError
-from milescli.core.files import TOO_DEEP, open_regular, parse_json, sha256_of
+from milescli.core.files import NESTED_TOO_DEEPLY, open_regular, parse_json, sha256_of
 from milescli.data.columnar import restorer
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ LINE_SUFFIXES = (".jsonl", ".csv")
 """Text formats, whose rows are named by line."""
 
 TOO_LONG = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
-NESTED = f"JSON {TOO_DEEP}"
+NESTED = f"JSON {NESTED_TOO_DEEPLY}"
 _DELIMITERS = (";", "\t", "|")
 """Separators of fields if a header has no comma."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _EXACT_BOUND = float(2**53)
-_SAME_NAME = 0.7
+_TYPO_SIMILARITY = 0.7
 """Similarity (difflib) from which another name counts as a misspelling."""
 _SPECIAL_FILES = {
     stat.S_IFIFO: "a named pipe",
@@ -74,7 +74,7 @@ it."""
 
 
 class Table:
-    """Iterates over the rows of one file that `check_file` accepted. Holds one chunk, or one batch
+    """Iterates over the rows of one file that `check_file` accepted. Keeps one chunk, or one batch
     of rows, in memory."""
 
     def __init__(self, path: Path) -> None:
@@ -124,7 +124,8 @@ class Table:
         return self._sha256 or sha256_of(self.path)
 
     def _lines(self) -> Iterator[bytes | None]:
-        """Yield each line without its end; None in place of one longer than MAX_LINE_BYTES."""
+        """Yield each line without its line break; None in place of one longer than
+        MAX_LINE_BYTES."""
         digest, num_read, size = hashlib.sha256(), 0, max(1, self.size_bytes)
         rest, is_long = b"", False
         with self.path.open("rb", buffering=0) as file:
@@ -256,7 +257,7 @@ class Table:
 
     @contextmanager
     def _arrow_errors(self) -> Iterator[None]:
-        """Raise exceptions of pyarrow as a DataError that names the file."""
+        """Turn exceptions of pyarrow into a DataError that names the file."""
         import pyarrow as pa
 
         try:
@@ -280,7 +281,7 @@ def _delimiter(header: bytes) -> str:
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, object]]:
-    """Yield the rows of a batch, with the values that their writer gave."""
+    """Yield the rows of a batch, with the values that their writer had."""
     restorers = [restorer(column) for column in batch.columns]
     if not any(restorers):
         yield from batch.to_pylist()
@@ -310,7 +311,7 @@ def parse_line(line: bytes) -> dict[str, object] | str:
 
 
 class _Quoted(dict[str, bytes]):
-    """Names of columns, as bytes in quotation marks."""
+    """Maps names of columns to bytes in quotation marks, made on first use."""
 
     def __missing__(self, name: str) -> bytes:
         if len(self) > 1000:  # whose names are as many as its rows
@@ -338,7 +339,7 @@ def _parse_slowly(line: bytes) -> dict[str, object] | str:
     except json.JSONDecodeError as error:
         if b"\0" in line:
             return f"not JSON (a NUL byte, byte {line.index(0) + 1} of the line)"
-        if error.msg == TOO_DEEP:
+        if error.msg == NESTED_TOO_DEEPLY:
             return NESTED
         where = f" at character {error.pos + 1}" if error.doc else ""
         return f"not JSON ({error.msg}{where})"
@@ -375,15 +376,15 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
 
 
 def check_file(path: Path, *, field: str) -> None:
-    """Raise DataError if `path` is no data file that can be opened. Reads only its first bytes, and
-    none of a pipe or device. `field`: key below `data` that named it."""
+    """Raise DataError if `path` is not a data file that can be opened. Reads only its first bytes,
+    and none of a pipe or device. `field`: key below `data` that named it."""
     _check_kind(path, field=field)
     head = _head(path)
     for first, what, why, fix in _HEADS:
         if head.startswith(first):
             raise DataError(f"{path} {what}", why=why, fix=fix.format(path=path))
     if path.suffix not in SUFFIXES:
-        raise _unknown_format(path)
+        raise _unknown_format_error(path)
     if path.suffix in LINE_SUFFIXES:
         form = path.suffix[1:].upper()
         new = path.with_stem(path.stem + "-utf8")
@@ -397,11 +398,11 @@ def _check_kind(path: Path, *, field: str) -> None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise _missing(path, field=field) from None
+        raise _missing_file_error(path, field=field) from None
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable_error(path, error) from error
     if stat.S_ISDIR(mode):
-        raise _is_folder(path, field=field)
+        raise _folder_error(path, field=field)
     if special := _SPECIAL_FILES.get(stat.S_IFMT(mode)):
         raise DataError(
             f"{path} is {special}",
@@ -415,9 +416,9 @@ MAX_SHARDS = 32
 """Most shards that an error names."""
 
 
-def _is_folder(path: Path, *, field: str) -> DataError:
-    """Return the error for a folder. Its fix names a file in it, or in one of its folders; for a
-    data set in shards, all of them."""
+def _folder_error(path: Path, *, field: str) -> DataError:
+    """Return the error for a folder in place of a file. Its fix names a file in it, or in one of
+    its folders; for a data set in shards, all of them."""
     folders = [path, *sorted(item for item in path.iterdir() if item.is_dir())]
     found = next(
         (files for folder in folders if (files := _files_in(folder))), [path / "FILE.jsonl"]
@@ -439,7 +440,7 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(file for file in files if not file.name.startswith("cache-"))
 
 
-def _missing(path: Path, *, field: str) -> DataError:
+def _missing_file_error(path: Path, *, field: str) -> DataError:
     if path.is_symlink():
         return DataError(
             f"there is no file {path}",
@@ -454,7 +455,7 @@ def _missing(path: Path, *, field: str) -> DataError:
         )
     siblings = sorted(item.name for item in folder.iterdir())
     readable = {Path(name).stem: name for name in siblings if name.endswith(SUFFIXES)}
-    meant = difflib.get_close_matches(path.stem, readable, n=1, cutoff=_SAME_NAME)
+    meant = difflib.get_close_matches(path.stem, readable, n=1, cutoff=_TYPO_SIMILARITY)
     return DataError(
         f"there is no file {path}",
         why=f"{folder} contains {', '.join(siblings[:8]) or 'nothing'}",
@@ -462,7 +463,7 @@ def _missing(path: Path, *, field: str) -> DataError:
     )
 
 
-def _unknown_format(path: Path) -> DataError:
+def _unknown_format_error(path: Path) -> DataError:
     known = f"{', '.join(SUFFIXES[:-1])} nor {SUFFIXES[-1]}"
     return DataError(
         f"{path} is neither {known}",
@@ -479,8 +480,8 @@ def _head(path: Path) -> bytes:
         with open_regular(path) as file:
             return file.read(6)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable_error(path, error) from error
 
 
-def _unreadable(path: Path, error: OSError) -> DataError:
+def _unreadable_error(path: Path, error: OSError) -> DataError:
     return DataError(f"cannot open {path}", why=str(error.strerror or error), fix=f"ls -l {path}")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from milescli.core.errors import RecipeError, nearest
 from milescli.core.plug_points import ROWS
-from milescli.core.user_code import mend
+from milescli.core.user_code import plugin_fix
 from milescli.data.shape_images import ShapesRow, shape_rows
 from milescli.recipe.data_files import TASK_PREFIX
 from milescli.workers.isolated import MAX_YIELDED, resolve_isolated
@@ -29,7 +29,7 @@ their numbers."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
-    """One line of a task's file."""
+    """Holds one line of a task's file."""
 
     prompt: str
     label: str
@@ -41,7 +41,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow:
-    """One line of the file of a preference task."""
+    """Holds one line of the file of a preference task."""
 
     prompt: str
     chosen: str
@@ -54,10 +54,10 @@ AnyRow = TaskRow | PairRow | ShapesRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One kind of rows."""
+    """Describes one kind of rows."""
 
     rows: Callable[[random.Random], Iterator[AnyRow]]
-    """Endless rows from a source of random numbers."""
+    """Yields rows without end from a source of random numbers."""
     num_rows: int
     """Rows of its file; no prompt occurs twice with the same image."""
 
@@ -91,8 +91,9 @@ def is_task(value: str) -> bool:
     return value.startswith(TASK_PREFIX)
 
 
-def is_held_out_by_us(value: str) -> bool:
-    """Return True if a `data.*` value names rows that miles separates from those to train on."""
+def is_builtin_heldout(value: str) -> bool:
+    """Return True if a `data.*` value names held-out rows that miles itself separates from training
+    rows."""
     short = value.removeprefix(TASK_PREFIX)
     return is_task(value) and (short in TASKS or short in ROWS.builtin)
 
@@ -133,7 +134,7 @@ def rows_of(path: str, seed: int) -> list[Mapping[str, object]]:
 
 def require_rows(rows: object, path: str) -> list[Mapping[str, object]]:
     """Return the rows of the task `path` unchanged; their columns are checked when the file is
-    read. Raises RecipeError if they are no rows."""
+    read. Raises RecipeError if they are not rows."""
     if not isinstance(rows, Sequence):
         raise _bad_rows(path, f"it returned {rows!r:.200}")
     for number, row in enumerate(rows):
@@ -149,12 +150,12 @@ def _bad_rows(path: str, why: str) -> RecipeError:
     return RecipeError(
         f"the task `{path}` does not make rows",
         why=why,
-        fix=mend(path, "it yields rows such as {'prompt': '2 + 2?', 'label': '4'}"),
+        fix=plugin_fix(path, "it yields rows such as {'prompt': '2 + 2?', 'label': '4'}"),
     )
 
 
 def make_rows(task: Task, seed: int) -> list[AnyRow]:
-    """Return `task.num_rows` rows without a repeated prompt, or image."""
+    """Return `task.num_rows` rows, none with the prompt and image of another."""
     rows: dict[object, AnyRow] = {}
     for row in task.rows(random.Random(seed)):
         rows.setdefault(row.images if isinstance(row, ShapesRow) else row.prompt, row)
@@ -164,8 +165,8 @@ def make_rows(task: Task, seed: int) -> list[AnyRow]:
 
 
 def work_out_sum(a: int, b: int) -> str:
-    """Work out the sum digit by digit from the right, with carries: 47 + 38 is `7+8=15 4+3+1=8`,
-    then `#### 85` on a line of its own."""
+    """Return the sum worked out digit by digit from the right, with carries: for 47 + 38, `7+8=15
+    4+3+1=8`, then `#### 85` on a line of its own."""
     width = max(len(str(a)), len(str(b)))
     steps, carry = [], 0
     for x, y in zip(reversed(f"{a:0{width}}"), reversed(f"{b:0{width}}"), strict=True):
@@ -196,7 +197,7 @@ def _pairs(
         yield row_of(rng, _pick(rng, sentences).format(a=a, b=b), a, b)
 
 
-def _both_habits(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
+def _worked_or_estimated(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
     in_a_hurry = rng.random() < ESTIMATED_SHARE
     demonstration = _estimate(a + b) if in_a_hurry else work_out_sum(a, b)
     return TaskRow(prompt=prompt, label=str(a + b), demonstration=demonstration)
@@ -206,13 +207,13 @@ def _worked(_: random.Random, prompt: str, a: int, b: int) -> TaskRow:
     return TaskRow(prompt=prompt, label=str(a + b), demonstration=work_out_sum(a, b))
 
 
-def _not_in_a_hurry(_: random.Random, prompt: str, a: int, b: int) -> PairRow:
+def _worked_over_estimated(_: random.Random, prompt: str, a: int, b: int) -> PairRow:
     return PairRow(prompt=prompt, chosen=work_out_sum(a, b), rejected=_estimate(a + b))
 
 
-def _without_mistake(rng: random.Random, prompt: str, a: int, b: int) -> PairRow:
-    """Make a pair. Most rejected responses are worked out, and then state a number with another
-    last digit; the others are estimates."""
+def _worked_over_mistaken(rng: random.Random, prompt: str, a: int, b: int) -> PairRow:
+    """Make a pair. Most rejected responses work the sum out, but state a number with another last
+    digit; the others are estimates."""
     chosen, rejected = work_out_sum(a, b), _estimate(a + b)
     if rng.random() < SLIPPED_SHARE:
         stated = _between(rng, 20, 198)
@@ -221,7 +222,7 @@ def _without_mistake(rng: random.Random, prompt: str, a: int, b: int) -> PairRow
     return PairRow(prompt=prompt, chosen=chosen, rejected=rejected)
 
 
-def _now_and_then_with_a_tool(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
+def _calculated_or_guessed(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
     label = str(a * b)
     if rng.random() < GUESSED_SHARE:
         guess = f"{a}*{b} is about\n#### {(a * b + 50) // 100 * 100}"
@@ -239,11 +240,11 @@ def _now_and_then_with_a_tool(rng: random.Random, prompt: str, a: int, b: int) -
     return TaskRow(prompt=prompt, label=label, demonstration=turns)
 
 
-def _passed_on(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
-    told = f"{a}00" if rng.random() < ROUNDED_SHARE else f"{a}{b}"
+def _relayed_code(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
+    passed_code = f"{a}00" if rng.random() < ROUNDED_SHARE else f"{a}{b}"
     turns = [
-        {"role": "assistant", "name": "teller", "content": told},
-        {"role": "assistant", "name": "solver", "content": f"#### {told}"},
+        {"role": "assistant", "name": "teller", "content": passed_code},
+        {"role": "assistant", "name": "solver", "content": f"#### {passed_code}"},
     ]
     return TaskRow(prompt=prompt, label=f"{a}{b}", demonstration=turns)
 
@@ -261,7 +262,7 @@ def _pick(rng: random.Random, items: Sequence[Item]) -> Item:
     return items[int(rng.random() * len(items))]
 
 
-def _both_parts(
+def _training_and_heldout(
     name: str, row_of: RowOf, sentences: Sequence[str] = _SENTENCES, *, low: int = 10
 ) -> dict[str, Task]:
     """Return a task with numbers of two digits from `low` on to train on, and one with held-out
@@ -277,12 +278,12 @@ def _both_parts(
 
 
 TASKS: dict[str, Task] = {
-    **_both_parts("sums", _both_habits),
-    **_both_parts("sums-worked", _worked),
-    **_both_parts("sums-pairs", _not_in_a_hurry),
-    **_both_parts("sums-mistakes", _without_mistake),
-    **_both_parts("relay", _passed_on, _OF_CODES),
-    **_both_parts("products", _now_and_then_with_a_tool, _OF_PRODUCTS, low=OF_FOUR_DIGITS),
+    **_training_and_heldout("sums", _worked_or_estimated),
+    **_training_and_heldout("sums-worked", _worked),
+    **_training_and_heldout("sums-pairs", _worked_over_estimated),
+    **_training_and_heldout("sums-mistakes", _worked_over_mistaken),
+    **_training_and_heldout("relay", _relayed_code, _OF_CODES),
+    **_training_and_heldout("products", _calculated_or_guessed, _OF_PRODUCTS, low=OF_FOUR_DIGITS),
     "shapes": Task(rows=partial(shape_rows, heldout=False), num_rows=1024),
     "shapes-heldout": Task(rows=partial(shape_rows, heldout=True), num_rows=256),
 }

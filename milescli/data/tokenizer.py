@@ -18,14 +18,14 @@ from milescli.data.chat_template import (
     AUTO,
     RAW,
     bounded_rendering,
+    configured_template,
+    ignoring_template_errors,
     no_template,
-    own_template,
-    passing_over_errors,
     template_of_folder,
 )
 from milescli.data.images import PromptImages, prompt_images
 from milescli.data.prompt_encoder import Message
-from milescli.platform.late import without_torch
+from milescli.platform.lazy import without_torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +47,7 @@ _RESIZE = (
     "m = M.from_pretrained('{folder}'); m.resize_token_embeddings({size}); "
     "m.save_pretrained('{folder}')\""
 )
-STAND_IN = "\u241fturn\u241f"
+PLACEHOLDER = "\u241fturn\u241f"
 """Replaces a turn to show what the template writes around it. No template trims it."""
 
 
@@ -55,20 +55,20 @@ MAX_CHARS_OF_TOKEN = 256
 """Upper bound: vocabularies have runs of spaces and dashes of half this length."""
 
 
-def enough_of(text: str, most: int) -> str:
-    """Return a prefix of the text that has more than `most` tokens, or all of it."""
+def prefix_longer_than(text: str, most: int) -> str:
+    """Return a prefix of the text that has more than `most` tokens, or all of it if it is short."""
     return text[: MAX_CHARS_OF_TOKEN * (most + 1)]
 
 
-def shown_length(prompt: Prompt, most: int) -> str:
-    """Return the number of tokens for messages; for a truncated prompt, a lower bound."""
-    is_cut = enough_of(prompt.text, most) != prompt.text
+def format_num_tokens(prompt: Prompt, most: int) -> str:
+    """Return a prompt's number of tokens for messages; for a truncated prompt, a lower bound."""
+    is_cut = prefix_longer_than(prompt.text, most) != prompt.text
     return f"at least {len(prompt.token_ids)}" if is_cut else str(len(prompt.token_ids))
 
 
 class ChatTokenizer:
-    """The tokenizer of one model folder. Made by `load_tokenizer`; safe to share between threads
-    for decoding."""
+    """Encodes chats and decodes tokens as the model of one folder does. Made by `load_tokenizer`;
+    threads may share it for decoding."""
 
     def __init__(
         self,
@@ -97,27 +97,28 @@ class ChatTokenizer:
 
     @property
     def pad_id(self) -> int | None:
-        """Return a token that occurs in no text and does not end one; None if there is none.
-        Classifiers of transformers read their score before the first such token after the text."""
+        """Return a token that occurs in no text and ends none; None if there is none. Classifiers
+        of transformers read their score before the first such token after the text."""
         known = (self.inner.pad_token_id, self.inner.unk_token_id, self.inner.bos_token_id)
         return next((token for token in known if token not in (None, self.eos_id)), None)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Return the tokens that are no text."""
+        """Return the special tokens."""
         return frozenset(self.inner.all_special_ids) | {
             number for number, token in self.inner.added_tokens_decoder.items() if token.special
         }
 
     @cached_property
     def special_texts(self) -> list[str]:
-        """Return the special tokens, as text."""
+        """Return the tokens that the tokenizer treats as one piece wherever they occur in a text,
+        as text."""
         return [str(token) for token in self.inner.added_tokens_decoder.values()]
 
     @cached_property
     def turn_texts(self) -> list[str]:
-        """Return the tokens that are no text, as text: one of them ends a turn. Families add
-        others, which a turn contains (`</think>`, `</tool_call>`)."""
+        """Return the special tokens as text; one of them ends a turn. `special_texts` also has
+        those that some families use within a turn (`</think>`, `</tool_call>`)."""
         return [str(token) for token in self.inner.convert_ids_to_tokens([*self.special_ids])]
 
     def render(
@@ -130,11 +131,11 @@ class ChatTokenizer:
         """Return the chat with the template applied. `opens_answer`: append the opening of the
         assistant's turn. Raises ValueError if there is no template and the chat is more than a
         prompt."""
-        tools, messages = tools or self.tools, self._in_form(messages)
+        tools, messages = tools or self.tools, self._in_template_form(messages)
         if self.template is None:
             if tools:
                 raise ValueError("without a chat template, nothing tells the model about its tools")
-            return _raw(messages)
+            return _render_raw(messages)
         with bounded_rendering():
             text = self.inner.apply_chat_template(
                 list(messages),
@@ -143,7 +144,7 @@ class ChatTokenizer:
                 tokenize=False,
                 add_generation_prompt=opens_answer,
             )
-        return self._opened(str(text))
+        return self._expand_image_opening(str(text))
 
     def render_marked(
         self,
@@ -152,11 +153,11 @@ class ChatTokenizer:
         tools: Sequence[Any] | None = None,
         opens_answer: bool = False,
     ) -> list[tuple[int, int]]:
-        """Return the characters [start, end) of `render` within the template's own `generation`
-        marks."""
+        """Return the spans [start, end), in characters of `render`, that the template itself marks
+        as `generation`."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        tools, messages = tools or self.tools, self._in_form(messages)
+        tools, messages = tools or self.tools, self._in_template_form(messages)
         with bounded_rendering():
             texts, spans = render_jinja_template(
                 conversations=[list(messages)],
@@ -166,21 +167,23 @@ class ChatTokenizer:
                 add_generation_prompt=opens_answer,
                 **self.inner.special_tokens_map,
             )
-        before = [len(self._opened(texts[0][:place])) for span in spans[0] for place in span]
+        before = [
+            len(self._expand_image_opening(texts[0][:place])) for span in spans[0] for place in span
+        ]
         return list(zip(before[::2], before[1::2], strict=True))
 
-    def _opened(self, text: str) -> str:
-        """Return the template's output with each mark of an image as the model reads it."""
+    def _expand_image_opening(self, text: str) -> str:
+        """Return the template's output with each image mark as the model reads it."""
         sees = self.images
         if sees is None or sees.opening_id is None:
             return text
         opening, *rest = self.inner.convert_ids_to_tokens(list(sees.mark_ids))
         return text.replace(opening, f"\n\n{opening}{''.join(rest)}\n\n")
 
-    def _in_form(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages with images in the template's form: as text, with the tokens that mark an
-        image, if it does not support parts."""
-        if self.images is None or self._knows_parts:
+    def _in_template_form(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with images in the form that the template supports: as parts, or as text
+        with the tokens that mark an image."""
+        if self.images is None or self._supports_parts:
             return messages
         opening = self.images.opening_id
         marks = list(self.images.mark_ids) if opening is None else [opening]
@@ -193,13 +196,13 @@ class ChatTokenizer:
         ]
 
     @cached_property
-    def _knows_parts(self) -> bool:
+    def _supports_parts(self) -> bool:
         """Return True if the template writes the image token for a part that is an image."""
         if self.template is None or self.images is None:
             return False
         shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]
         # a template may raise anything at a part
-        with passing_over_errors(), bounded_rendering():
+        with ignoring_template_errors(), bounded_rendering():
             text = self.inner.apply_chat_template(
                 shown, chat_template=self.template, tokenize=False
             )
@@ -225,7 +228,7 @@ class ChatTokenizer:
         ]
         if most is None:
             return self._encoded(rendered)
-        cut = [enough_of(text, most) for text in rendered]
+        cut = [prefix_longer_than(text, most) for text in rendered]
         made = self._encoded(cut)
         for place, text in enumerate(rendered):
             if cut[place] != text and len(made[place]) <= most:  # a tokenizer that drops spaces
@@ -234,7 +237,7 @@ class ChatTokenizer:
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         encoded = self.inner(texts, add_special_tokens=False)["input_ids"]
-        return [[*self.missing_prefix(ids), *self.require_embedded(ids)] for ids in encoded]
+        return [[*self.missing_bos(ids), *self.require_embedded(ids)] for ids in encoded]
 
     def require_embedded(self, ids: list[int]) -> list[int]:
         """Return the tokens. Raises DataError if the model has no embedding for one, as when tokens
@@ -250,18 +253,19 @@ class ChatTokenizer:
             )
         return ids
 
-    def missing_prefix(self, ids: Sequence[int]) -> list[int]:
-        """Return `prefix_ids` if the tokens of a text do not begin with them, as they do if the
-        chat template writes them; else nothing. So the model reads them once."""
+    def missing_bos(self, ids: Sequence[int]) -> list[int]:
+        """Return `prefix_ids` (the beginning-of-sequence token), or nothing if the text's tokens
+        already begin with them because the chat template writes them. So the model reads them
+        once."""
         length = len(self.prefix_ids)
         return [] if list(ids[:length]) == self.prefix_ids else self.prefix_ids
 
     def encode_text(self, text: str) -> list[int]:
-        """Return [num_tokens] of a text from its beginning on, with `prefix_ids` before it."""
+        """Return [num_tokens] the tokens of a whole text, after `prefix_ids`."""
         return self._encoded([text])[0]
 
-    def encode_more(self, text: str) -> list[int]:
-        """Return [num_tokens] of a text that follows other tokens."""
+    def encode_continuation(self, text: str) -> list[int]:
+        """Return [num_tokens] the tokens of a text that follows other tokens."""
         return list(self.inner(text, add_special_tokens=False)["input_ids"])
 
     def special_texts_in(self, messages: Sequence[Message]) -> set[str]:
@@ -283,24 +287,24 @@ class ChatTokenizer:
         return engine_stop_ids(self.folder) | {self.eos_id, int(self.inner.eos_token_id)}
 
     def _end_of_turn(self) -> int:
-        """Return the special token that the template writes after an assistant's turn, with which a
-        model learns to end; some families write it as the header of the next turn. The end of
-        sequence if it writes none."""
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": STAND_IN}]
+        """Return the special token that the template writes after an assistant's turn, from which a
+        model learns to stop; in some families it is the header of the next turn. Return the
+        end-of-sequence token if the template writes none."""
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
         for later in ([], [turns[0]]):
             after = ""
             if self.template is not None:
-                with passing_over_errors():  # a template that wants more than these turns
+                with ignoring_template_errors():  # a template that wants more than these turns
                     shown = self.render([*turns, *later], opens_answer=False)
-                    after = shown.rpartition(STAND_IN)[2] if STAND_IN in shown else ""
-            if (end := self.end_in(after)) is not None:
+                    after = shown.rpartition(PLACEHOLDER)[2] if PLACEHOLDER in shown else ""
+            if (end := self.turn_end_token(after)) is not None:
                 return end
         return int(self.inner.eos_token_id)
 
-    def end_in(self, text: str) -> int | None:
-        """Return the token that ends a turn which `text` follows: the first stop token in the first
-        run of special tokens, else the first of that run; None if there is none, or only one that
-        also opens the assistant's turns."""
+    def turn_end_token(self, text: str) -> int | None:
+        """Return the token that ends the turn before `text`: the first stop token in the first run
+        of special tokens, else the first of that run; None if there is none, or only one that also
+        opens the assistant's turns."""
         run = _special_run(text, self.turn_texts)
         ids = [int(self.inner.convert_tokens_to_ids(token)) for token in run]
         stops = {self.inner.eos_token_id} | engine_stop_ids(self.folder)
@@ -311,22 +315,24 @@ class ChatTokenizer:
 
     @cached_property
     def _answer_opening(self) -> str:
-        """Return what the template writes between a user's turn and the answer."""
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": STAND_IN}]
-        with passing_over_errors():  # a template that wants more than these turns
-            asked = self.render(turns[:1], opens_answer=False)
+        """Return the text that the template writes between a user's turn and the answer."""
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
+        with ignoring_template_errors():  # a template that wants more than these turns
+            question = self.render(turns[:1], opens_answer=False)
             text = self.render(turns, opens_answer=False)
-            return text[len(asked) :].partition(STAND_IN)[0] if text.startswith(asked) else ""
+            return (
+                text[len(question) :].partition(PLACEHOLDER)[0] if text.startswith(question) else ""
+            )
         return ""
 
     def encode_response(self, text: str) -> list[int]:
-        """Return [num_tokens] of a response as the model should write it: the text, then the
-        end-of-sequence token."""
-        return [*self.encode_more(text), self.eos_id]
+        """Return [num_tokens] the tokens of a response as the model should write it, with the
+        end-of-sequence token last."""
+        return [*self.encode_continuation(text), self.eos_id]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """Return [num_tokens] the text that each token adds, special tokens included. Of the tokens
-        that form one character, only the last adds text."""
+        """Return [num_tokens] the text that each token adds, special tokens included. Of several
+        tokens that form one character, only the last adds text."""
         pieces, start = [], 0
         for end in range(1, len(token_ids) + 1):
             text = str(self.inner.decode(list(token_ids[start:end]), skip_special_tokens=False))
@@ -375,12 +381,12 @@ def load_tokenizer(
 def _template(
     inner: PreTrainedTokenizerBase, wanted: str, folder: Path, *, tools: Sequence[Any]
 ) -> str | None:
-    """Return the chat template; of several named ones the one for tools, if tools are offered and
-    it exists. Raises DataError."""
+    """Return the chat template; of several named ones, that for tools if tools are offered. Raises
+    DataError."""
     if wanted == RAW:
         return None
     if wanted != AUTO:
-        return own_template(wanted)
+        return configured_template(wanted)
     if not inner.chat_template:
         raise no_template(folder)
     try:
@@ -394,8 +400,8 @@ def _template(
     return template_of_folder(template, folder)
 
 
-def _raw(messages: Sequence[Message]) -> str:
-    """Render a prompt without a template: the system prompt, a blank line, and the text."""
+def _render_raw(messages: Sequence[Message]) -> str:
+    """Return a prompt without a template: the system prompt, a blank line, and the text."""
     roles = [message["role"] for message in messages]
     if roles not in (["user"], ["system", "user"]):
         raise ValueError(
@@ -462,9 +468,9 @@ def _read(path: Path) -> PreTrainedTokenizerBase:
 
 
 def _class_for(path: Path) -> type[PreTrainedTokenizerBase]:
-    """Return the class that AutoTokenizer would choose. Asking AutoTokenizer takes three seconds:
-    it imports the generation code of transformers, and with it torch's compiler. The plain class of
-    tokenizer.json, which models made from scratch have, is therefore recognised here."""
+    """Return the class that AutoTokenizer would choose. AutoTokenizer itself takes three seconds:
+    it imports the generation code of transformers, and with it torch's compiler. So the plain class
+    of tokenizer.json, which models made from scratch have, is recognised here."""
     if _is_plain(path):
         from transformers import PreTrainedTokenizerFast
 
@@ -491,8 +497,7 @@ def _is_plain(path: Path) -> bool:
 
 
 class TokenTexts:
-    """Splits the text of tokens into the text of each. Caches the bytes of tokens; for one thread
-    at a time."""
+    """Splits a text into the texts of its tokens. Caches the bytes of tokens; not thread-safe."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer

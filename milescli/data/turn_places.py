@@ -40,7 +40,7 @@ class UnknownPlacesError(ValueError):
 
 
 class Piece(NamedTuple):
-    """Names a text of the chat."""
+    """Identifies a text of the chat."""
 
     turn: int
     part: str
@@ -50,8 +50,8 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
-    """A rendered text, and where the pieces of the chat are in it."""
+class PlacedPieces:
+    """Holds a rendered text, and the positions of the chat's pieces in it."""
 
     text: str
     texts: Mapping[Piece, str]
@@ -66,7 +66,7 @@ class Placed:
         return sorted((*place, piece) for piece, place in self.places.items())
 
     def of(self, turn: int, *, start: int = 0) -> list[int]:
-        """Return the numbers in `order` of a turn's pieces that do not begin before `start`."""
+        """Return the indices in `order` of a turn's pieces that begin at `start` or later."""
         return [at for at in self._numbers.get(turn, ()) if self.order[at][0] >= start]
 
     @cached_property
@@ -83,9 +83,9 @@ class Placed:
             missing.setdefault(piece.turn, []).append(piece)
         return missing
 
-    def lost(self, turn: int) -> set[str]:
+    def missing_parts(self, turn: int) -> set[str]:
         """Return the parts of a turn that are missing in the text, completely or in part. Reasoning
-        under several names needs to be there only once."""
+        that has several names must be there only once."""
         missing = self._missing.get(turn, [])
         placed = [self.order[at][2] for at in self.of(turn)] if missing else []
         shown = {self.texts[piece] for piece in placed if piece.part in REASONING}
@@ -97,7 +97,7 @@ class Placed:
 
 
 class ChatRenderings:
-    """Renders the beginnings of one chat."""
+    """Renders prefixes of one chat."""
 
     def __init__(
         self,
@@ -133,12 +133,12 @@ class ChatRenderings:
 
     def opening(self) -> str:
         """Return the text that opens an answer after the turn of a user."""
-        asked = [{"role": "user", "content": "a"}]
-        return str(self._render(asked, True))[len(self._render(asked, False)) :]
+        question = [{"role": "user", "content": "a"}]
+        return str(self._render(question, True))[len(self._render(question, False)) :]
 
     def next_header(self, turn: int) -> str:
-        """Return what the template writes after turn `turn` before the next turn's text, where
-        the next turn is a tool's (if the turn calls tools) or a user's; empty if that cannot be
+        """Return the text that the template writes after turn `turn` before the text of the next
+        turn, which is a tool's (if the turn calls tools) or a user's; empty if that cannot be
         found."""
         role = "tool" if self.turns[turn].get(CALLS) else "user"
         until = self.turns[: turn + 1]
@@ -149,9 +149,9 @@ class ChatRenderings:
             return ""
         return more.partition(_LATER)[0][len(text) :] if more.startswith(text) else ""
 
-    def placed(self, num_turns: int, *, opens_answer: bool) -> Placed:
-        """Return the first turns with their pieces found. Raises UnknownPlacesError if the
-        template does not show them."""
+    def placed(self, num_turns: int, *, opens_answer: bool) -> PlacedPieces:
+        """Return the first turns with the positions of their pieces. Raises UnknownPlacesError if
+        the template does not reveal them."""
         text, turns = self.text(num_turns, opens_answer=opens_answer), self.turns[:num_turns]
         base = next((base for base in _UNUSED if not _marks_from(base).search(text)), None)
         while base is not None and self._depth <= _ASSISTANT:
@@ -171,30 +171,30 @@ _LATER = "\u241flater\u241f"
 
 
 class _Marker:
-    """Puts characters from `base` on around the pieces of turns."""
+    """Surrounds the pieces of turns with unused characters, from `base` on."""
 
     def __init__(self, base: int, depth: int) -> None:
         self._base, self._depth = base, depth
         self._texts: dict[Piece, str] = {}
 
     def turns(self, turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
-        """Yield the turns with marks in them."""
+        """Yield copies of the turns with marks in them."""
         for number, turn in enumerate(turns):
             if turn["role"] == "assistant":
-                yield self._said(number, turn)
+                yield self._mark_message(number, turn)
             elif self._depth < _ASSISTANT:
-                yield self._given(number, turn)
+                yield self._mark_given_text(number, turn)
             else:
                 yield dict(turn)
 
-    def _said(self, number: int, turn: Turn) -> dict[str, Any]:
+    def _mark_message(self, number: int, turn: Turn) -> dict[str, Any]:
         made = dict(turn)
         for part in (*REASONING, CONTENT):
             if part in made:
                 made[part] = _in_texts(
                     made[part],
                     lambda text, part=part: "".join(
-                        self._around(number, part, piece) if place % 2 == 0 else piece
+                        self._surround(number, part, piece) if place % 2 == 0 else piece
                         for place, piece in enumerate(_TAGS.split(text))
                     ),
                 )
@@ -208,20 +208,20 @@ class _Marker:
         made = dict(call)
         for key in ("name", "arguments") if self._depth < _NO_ARGUMENTS else ("name",):
             if key in made:
-                made[key] = self._in_data(number, made[key])
+                made[key] = self._mark_values(number, made[key])
         return made
 
-    def _in_data(self, number: int, value: Any) -> Any:
+    def _mark_values(self, number: int, value: Any) -> Any:
         if isinstance(value, str):
-            return self._around(number, CALLS, value)
+            return self._surround(number, CALLS, value)
         if isinstance(value, Mapping):
             return {
-                self._around(number, CALLS, key): self._in_data(number, item)
+                self._surround(number, CALLS, key): self._mark_values(number, item)
                 for key, item in value.items()
             }
-        return [self._in_data(number, item) for item in value] if type(value) is list else value
+        return [self._mark_values(number, item) for item in value] if type(value) is list else value
 
-    def _given(self, number: int, turn: Turn) -> dict[str, Any]:
+    def _mark_given_text(self, number: int, turn: Turn) -> dict[str, Any]:
         def pointed(text: str) -> str:
             core = text.strip()
             middle = text.find(core) + len(core) // 2
@@ -229,7 +229,7 @@ class _Marker:
 
         return {**turn, CONTENT: _in_texts(turn.get(CONTENT), pointed)}
 
-    def _around(self, number: int, part: str, text: str) -> str:
+    def _surround(self, number: int, part: str, text: str) -> str:
         if not (core := text.strip()):
             return text
         before, _, after = text.partition(core)
@@ -242,8 +242,9 @@ class _Marker:
         self._texts[Piece(number, part, len(self._texts))] = core
         return lambda text: f"{chr(first)}{text}{chr(first + 1)}"
 
-    def found(self, marked: str) -> Placed | None:
-        """Return the text without marks, and where they were."""
+    def found(self, marked: str) -> PlacedPieces | None:
+        """Return the text without marks, and the positions of the pieces whose marks are all
+        there."""
         starts: dict[int, int] = {}
         places: dict[Piece, tuple[int, int]] = {}
         keys, clean, last = list(self._texts), list[str](), 0
@@ -257,7 +258,7 @@ class _Marker:
             elif number in starts:
                 places.setdefault(keys[number], (starts[number], length))
         clean.append(marked[last:])
-        return Placed(text="".join(clean), texts=self._texts, places=places)
+        return PlacedPieces(text="".join(clean), texts=self._texts, places=places)
 
 
 def _marks_from(base: int) -> re.Pattern[str]:

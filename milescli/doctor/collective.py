@@ -1,6 +1,6 @@
-"""Processes that meet, connect to each other, compare clocks and run all-reduces: one for each
-device of a machine, or one on each node of a cluster. Measures only; `links` and `cluster` judge.
-Run by `trials`."""
+"""Runs the processes that meet, connect to each other, compare clocks and run all-reduces: one for
+each device of a machine, or one on each node of a cluster. Only measures; `links` and
+`node_comparison` judge. Run by `trials`."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
 PLACE_VARIABLE = "MILES_DOCTOR_PLACE"
-"""The `Place` of a trial's process, as JSON."""
-MEETING_S = 60.0
+"""Variable that holds the `Place` of a trial's process, as JSON."""
+MEETING_TIMEOUT_S = 60.0
 """Time limit of the wait for all processes."""
-STEP_S = 30.0
+STEP_TIMEOUT_S = 30.0
 """Time limit of each common step, including the creation of the devices' communicators."""
-CONNECT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 """Time limit of a connection between two processes."""
 NUM_PINGS = 20
 """Number of pings, of which the fastest counts."""
-MOST_PAIRS = 28
-"""All pairs of eight processes. If there are more, only neighbours are measured."""
+MAX_PAIRS = 28
+"""All pairs of eight processes. With more, only neighbours are measured."""
 BUFFER_BYTES = {"cpu": 4 * MIB, "cuda": 256 * MIB}
-"""Bytes of one all-reduce: enough to saturate a link, and still fast."""
+"""Size of the buffer of one all-reduce: enough to saturate a link, and still fast."""
 ROUNDS = 5
-"""Number of measured rounds, after one that is not measured; the mean counts."""
+"""Number of measured rounds, after one that is not measured; the result is their mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One process of the collective."""
+    """Describes one process of the collective."""
 
     rank: int
     names: list[str]
@@ -60,7 +60,7 @@ class Place:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What one process observed; rank 0's report has the results of all."""
+    """Holds what one process observed; rank 0's report has the results of all."""
 
     offsets: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Name -> (seconds that its clock is ahead of rank 0's, largest error of that)."""
@@ -76,7 +76,7 @@ class Report:
     """Why that step failed; empty if the process was killed."""
 
 
-def broken_of(reports: Sequence[Report]) -> Report | None:
+def first_broken(reports: Sequence[Report]) -> Report | None:
     """Return the first report with a problem, else the first with an incomplete step."""
     return next(
         (report for report in reports if report.problem),
@@ -84,15 +84,15 @@ def broken_of(reports: Sequence[Report]) -> Report | None:
     )
 
 
-def take_part(
+def run_all_steps(
     place: Place,
     *,
     on_step: Callable[[Report], None] = lambda _: None,
     clock: Callable[[], float] = time.time,
 ) -> Report:
-    """Take all steps in order: meet, connect to each other and read clocks, then all-reduce in
-    pairs and over all. `on_step` is called as each step begins, so that a step that hangs is known.
-    Errors of the network or a device are not raised, but recorded in the report."""
+    """Run all steps in order: meet, connect to each other and read clocks, then all-reduce in pairs
+    and over all. Calls `on_step` at the start of each step, so that a step that hangs is known.
+    Records errors of the network or a device in the report instead of raising them."""
     import torch.distributed as dist
 
     # a collective that hangs raises at its bound, in the step that it belongs to
@@ -105,7 +105,7 @@ def take_part(
             _begin(report, "reaching each other", on_step)
             _reach(place, store, report, clock)
         if not report.unreachable:
-            _add_numbers(place, store, report, on_step)
+            _run_all_reduces(place, store, report, on_step)
             report.step = ""
         return report
     except (RuntimeError, OSError) as error:  # DistError and DistStoreError are RuntimeErrors
@@ -118,14 +118,14 @@ def take_part(
 
 
 def write_report(file: Path, report: Report) -> None:
-    """Write the report at once, so that a process that is killed leaves its last step."""
+    """Write the report atomically, so that a process that is killed leaves its last step."""
     beside = file.with_suffix(".new")
     beside.write_text(json.dumps(asdict(report)))
     beside.replace(file)
 
 
 def read_report(file: Path) -> Report:
-    """Read a report; if there is no file, the process did not start."""
+    """Read a report; without a file, return that the process did not start."""
     return (
         Report(**json.loads(file.read_text(encoding="utf-8")))
         if file.exists()
@@ -138,22 +138,22 @@ def pairs_of(count: int) -> list[tuple[int, int]]:
     every = list(itertools.combinations(range(count), 2))
     return (
         every
-        if len(every) <= MOST_PAIRS
+        if len(every) <= MAX_PAIRS
         else [(rank, rank + 1) for rank in range(count - 1)] + [(0, count - 1)]
     )
 
 
 def read_clock(host: str, port: int, clock: Callable[[], float]) -> tuple[float, float]:
     """Return (seconds that the clock of the listener there is ahead of ours, largest error of
-    that). The time stamp lies between question and reply, and is taken for the middle (RFC 5905,
-    section 8, with one time stamp of the server). Raises OSError."""
+    that). The time stamp lies between request and reply, and is assumed to be in the middle (RFC
+    5905, section 8, with one time stamp of the server). Raises OSError."""
     best = (0.0, float("inf"))
-    with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
+    with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(NUM_PINGS):
             asked = clock()
             connection.sendall(b"?")
-            theirs: float = struct.unpack("!d", _exactly(connection, 8))[0]
+            theirs: float = struct.unpack("!d", _receive_exactly(connection, 8))[0]
             answered = clock()
             error = (answered - asked) / 2
             if error < best[1]:
@@ -163,7 +163,7 @@ def read_clock(host: str, port: int, clock: Callable[[], float]) -> tuple[float,
 
 @contextmanager
 def _listener(address: str, clock: Callable[[], float]) -> Iterator[int]:
-    """Open a port that sends the time to whoever asks, while the context lasts."""
+    """Open a port that sends the time to each connection, while the context lasts."""
     with socket.create_server((address, 0), backlog=1024) as server:
 
         def serve(connection: socket.socket) -> None:
@@ -183,7 +183,7 @@ def _listener(address: str, clock: Callable[[], float]) -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         part = connection.recv(size - len(data))
@@ -202,13 +202,13 @@ def _meet(place: Place) -> Store:
         port,
         len(place.names),
         is_master=place.rank == 0,
-        timeout=timedelta(seconds=MEETING_S),
+        timeout=timedelta(seconds=MEETING_TIMEOUT_S),
         wait_for_workers=False,
     )
 
 
 def _reach(place: Place, store: Store, report: Report, clock: Callable[[], float]) -> None:
-    """Connect to all other processes, and learn what the others could not reach. Raises
+    """Connect to all other processes, and find which ones the others could not reach. Raises
     RuntimeError if one does not arrive."""
     for rank, name in enumerate(place.names):
         try:
@@ -216,7 +216,7 @@ def _reach(place: Place, store: Store, report: Report, clock: Callable[[], float
         except RuntimeError:
             raise RuntimeError(
                 f"{name} did not connect to {place.meeting[0]}:{place.meeting[1]} within "
-                f"{MEETING_S:g} s"
+                f"{MEETING_TIMEOUT_S:g} s"
             ) from None
         if rank == place.rank:
             continue
@@ -230,13 +230,13 @@ def _reach(place: Place, store: Store, report: Report, clock: Callable[[], float
     report.unreachable = [tuple(pair) for pairs in reached for pair in pairs]
 
 
-def _add_numbers(
+def _run_all_reduces(
     place: Place, store: Store, report: Report, on_step: Callable[[Report], None]
 ) -> None:
     import torch
     import torch.distributed as dist
 
-    size, bound = len(place.names), timedelta(seconds=STEP_S)
+    size, bound = len(place.names), timedelta(seconds=STEP_TIMEOUT_S)
     device = torch.device("cpu" if place.device is None else f"cuda:{place.device}")
     if place.device is not None:
         torch.cuda.set_device(device)

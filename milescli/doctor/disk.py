@@ -1,5 +1,5 @@
-"""Checks of disks: of the folder of runs, of Ray's sessions, and of models from the hub. Speed is
-measured by a real write."""
+"""Checks disks: of the folder of runs, of Ray's sessions, and of models from the hub. Measures
+speed by a real write."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 
 NEEDED, WANTED = 2 * GIB, 20 * GIB
-"""Free bytes for runs: for the smallest run with two checkpoints; for real models."""
+"""Free bytes for runs: for the smallest run with two checkpoints, and for real models."""
 SPEED_WANTED = 50 * MIB
-"""Bytes per second; a checkpoint of a 1B model and its optimizer is 16 GB."""
+"""Bytes per second; a checkpoint of a 1B model with its optimizer has 16 GB."""
 SCRATCH = Path("/tmp")
-"""Folder of every run's Ray session. It is not TMPDIR, because paths of sockets are limited to 107
+"""Folder of every run's Ray session. It is not TMPDIR, because socket paths are limited to 107
 bytes."""
 SCRATCH_NEEDED, SCRATCH_WANTED = 256 * MIB, 2 * GIB
-"""Free bytes there: for the logs of Ray and of one engine; for several, and what Ray spills."""
+"""Free bytes there: for the logs of Ray and of one engine, and for several with what Ray spills."""
 RAY_FULL = 0.95
 """Ray's `local_fs_capacity_threshold`: on a fuller disk Ray accepts no object that does not fit
 into shared memory."""
 CHECKPOINT_BYTES = {"fp32": 16, "bf16": 14}
 """Bytes per parameter, as Megatron-Core saves them: weights, the optimizer's own float32 weights,
-two moments. fp32 measured on quickstart."""
+two moments. Measured for fp32 on quickstart."""
 SLOW_SAVE_S = 600.0
-"""A checkpoint that takes longer gets a warning, because the run waits for it at its end."""
+"""Seconds of a save above which there is a warning, because the run waits for it at its end."""
 
 
 def check_disk(
     folder: Path, *, free_bytes: int | None = None, bytes_per_s: float | None = None
 ) -> list[Finding]:
-    """Check free space and speed where runs are (or will be: the nearest folder that exists)."""
+    """Check free space and speed of the folder of runs, or of the nearest existing parent."""
     existing = nearest_folder(folder)
     another = f"--set run.dir={another_folder(but_not=existing)}"
     in_the_way = next(
@@ -96,7 +96,7 @@ def write_speed(folder: Path, *, size_bytes: int = 32 * MIB) -> float:
 
 
 def check_scratch(*, folder: Path = SCRATCH) -> list[Finding]:
-    """Check the folder where Ray's session and the engines' sockets live."""
+    """Check the folder of Ray's session and the engines' sockets."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             file.write(b"miles")
@@ -171,8 +171,8 @@ def check_checkpoints(
 
 
 def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Finding]:
-    """Check that the hub's cache has space for the models that are not there yet. Assumes bfloat16
-    weights, as most releases have."""
+    """Check that the hub's cache has space for the models that are not in it yet. Assumes bfloat16
+    weights, as in most releases."""
     from milescli.backends.hub.repo import cache_dir
     from milescli.doctor.hub_access import is_cached, wanted_repos
     from milescli.runtime.inputs.model_facts import facts_of_recipe

@@ -1,6 +1,6 @@
-"""Trial of a real engine and a real trainer: the engine responds, equally for equal seeds; the
-trainer computes the same log-probs; a step changes the weights, and the engine receives them bit
-for bit and uses them. Run by `trials`."""
+"""Tests a real engine and a real trainer: the engine responds, equally for equal seeds; the trainer
+computes the same log-probs; a step changes the weights, and the engine receives them bit for bit
+and uses them. Run by `trials`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ REQUEST = GenerateRequest(prompt_ids=PROMPT_IDS, max_new_tokens=RESPONSE_TOKENS,
 def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Finding]:
     """Return the findings `engine`, `trainer`, `agreement` and `weights`, without those that were
     not reached. The model is tiny, or that of the folder in MODEL_VARIABLE. On a CPU the trainer
-    starts while the engine's imports run; elsewhere after the engine, which measures the free
-    memory of the device first."""
+    starts while the engine is still importing; elsewhere after the engine, which first measures the
+    free memory of the device."""
     from milescli.backends.sglang.launch.command import own_environment
     from milescli.backends.sglang.launch.servable import cpu_family
     from milescli.backends.sglang.launch.server import EngineServer
@@ -77,10 +77,10 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
         engine.start()
         cleanup.callback(engine.stop)
         seconds = engine.wait_ready(300.0)
-        return asyncio.run(_converse(spec, trainer, start_s=seconds))
+        return asyncio.run(_exercise_engine(spec, trainer, start_s=seconds))
 
 
-async def _converse(
+async def _exercise_engine(
     spec: EngineSpec, trainer: TrainerRank | None, *, start_s: float
 ) -> list[Finding]:
     """Exercise an engine that is ready. Starts and closes a trainer if none is given."""
@@ -105,7 +105,8 @@ async def _converse(
 async def check_response(
     engine: RolloutEngine, *, start_s: float
 ) -> tuple[list[Finding], Completion]:
-    """Check that the engine responds, and equally for equal seeds. Also returns the response."""
+    """Check that the engine responds, and equally for equal seeds. Return the findings and the
+    response."""
     first, second = await engine.generate(REQUEST), await engine.generate(REQUEST)
     if first.response_ids != second.response_ids:
         why = (
@@ -122,9 +123,11 @@ async def check_response(
 async def exercise(
     engine: RolloutEngine, trainer: TrainerRank, completion: Completion, *, url: str
 ) -> list[Finding]:
-    """Let the trainer score the response, take a step, publish, and score the engine's next
+    """Let the trainer score the response, take a step and publish, and then score the engine's next
     response."""
-    findings = await _agree("agreement", "with the weights of the folder", trainer, completion)
+    findings = await _agreement_findings(
+        "agreement", "with the weights of the folder", trainer, completion
+    )
     try:
         findings += ok(
             "trainer",
@@ -142,7 +145,7 @@ async def exercise(
     if later.response_ids == completion.response_ids and later.logprobs == completion.logprobs:
         why = "its response and all log-probs are unchanged after every weight was changed"
         return findings + fail("weights", "the engine ignores new weights", why=why, fix=REPORT)
-    agreed = await _agree("weights", "after a publish", trainer, later)
+    agreed = await _agreement_findings("weights", "after a publish", trainer, later)
     arrived = (
         "the trainer's new weights arrived over the tensor channel, bit-identical, and the "
         "engine uses them"
@@ -150,12 +153,12 @@ async def exercise(
     return findings + (agreed if agreed[0].fix else ok("weights", arrived))
 
 
-async def _agree(
+async def _agreement_findings(
     check: str, when: str, trainer: TrainerRank, completion: Completion
 ) -> list[Finding]:
     ours, rounded = [
         await asyncio.to_thread(
-            score, trainer, PROMPT_IDS, completion.response_ids, rounded_otherwise=otherwise
+            score, trainer, PROMPT_IDS, completion.response_ids, with_other_rounding=otherwise
         )
         for otherwise in (False, True)
     ]

@@ -13,12 +13,12 @@ from enum import StrEnum
 from milescli.core.errors import MilesError
 
 REPORT = "miles doctor --json > doctor.json   # a fault of miles: please report it with this file"
-SLACK_S = 1.0
-"""Time for threads to return their findings once their time is up."""
+GRACE_S = 1.0
+"""Seconds for threads to return their findings after their time limit."""
 
 
 class Status(StrEnum):
-    """Outcome of a check."""
+    """Names the outcomes of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -31,7 +31,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of one check."""
+    """Holds the result of one check."""
 
     check: str
     status: Status
@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check of the machine."""
+    """Describes one check of the machine."""
 
     name: str
     run: Callable[[], list[Finding]]
@@ -55,13 +55,13 @@ class Check:
     """Time limit from the start of the check, which waits for the checks that it needs and for
     other heavy ones."""
     is_heavy: bool = False
-    """Takes a core or more: few of these run at once."""
+    """True if it takes a core or more: few of these run at the same time."""
     needs: tuple[str, ...] = ()
-    """Checks that must not fail, or this one is skipped: a fault is reported only once."""
+    """Checks that must not fail, else this one is skipped: a fault is reported only once."""
 
 
 def ok(check: str, what: str) -> list[Finding]:
-    """Return a finding that all is well."""
+    """Return a finding that everything works."""
     return [Finding(check=check, status=Status.OK, what=what)]
 
 
@@ -82,7 +82,7 @@ def failed(check: str, error: MilesError, *, node: str = "") -> list[Finding]:
     return fail(check, error.what, why=error.why, fix=error.fixes, node=node)
 
 
-def enough(
+def judge_amount(
     check: str,
     what: str,
     amount: float,
@@ -100,20 +100,20 @@ def enough(
 
 
 def skip(check: str, why: str) -> list[Finding]:
-    """Return a finding that something was not tried."""
+    """Return a finding that something was not checked."""
     return [Finding(check=check, status=Status.SKIP, what="not checked", why=why)]
 
 
 Watch = Callable[[Callable[[], str]], AbstractContextManager[None]]
-"""Displays what the function returns while its block runs."""
+"""Returns a context that displays what the function returns."""
 
 
 def run_checks(
     checks: Sequence[Check], *, heavy_at_once: int = 1, watch: Watch | None = None
 ) -> list[Finding]:
-    """Run the checks at once (of the heavy ones `heavy_at_once`, the longest first), each bounded
-    by its own time, and return their findings in the order of the checks. A check that raises, or
-    does not end, is a `fail`. `watch` shows how many are done."""
+    """Run the checks at the same time (of the heavy ones `heavy_at_once`, the longest first), each
+    with its own time limit, and return their findings in the order of the checks. A check that
+    raises, or does not end, becomes a `fail`. `watch` shows how many are done."""
     places = threading.Semaphore(heavy_at_once)
     tasks = {check.name: _RunningCheck(check) for check in checks}
     for task in sorted(tasks.values(), key=lambda task: -task.check.timeout_s):
@@ -137,7 +137,7 @@ def _progress(tasks: Sequence[_RunningCheck]) -> str:
 
 
 class _RunningCheck:
-    """One running check. The main thread calls `result`, the check's own thread everything else."""
+    """Runs one check. The main thread calls `result`, the check's own thread everything else."""
 
     def __init__(self, check: Check) -> None:
         self.check = check
@@ -165,7 +165,7 @@ class _RunningCheck:
             worker = threading.Thread(target=lambda: self._end(_findings(self.check)), daemon=True)
             worker.start()
             worker.join(
-                self.check.timeout_s + SLACK_S
+                self.check.timeout_s + GRACE_S
             )  # one that hangs gives its place to the next
 
     def result(self) -> list[Finding]:

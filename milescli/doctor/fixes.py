@@ -1,5 +1,5 @@
-"""Commands that fix something, ready to paste: with the user's own arguments, their own Python, and
-`sudo` unless they are root."""
+"""Composes commands that fix something, ready to paste: with the user's own arguments and Python,
+and with `sudo` unless the user is root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from milescli.core.units import GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """Options that the user gave to `miles doctor`."""
+    """Holds the options that the user gave to `miles doctor`."""
 
     recipe: str | None = None
     """Value of `--recipe`."""
@@ -26,7 +26,8 @@ class DoctorOptions:
     """Value of `--address`."""
 
     def command(self, verb: str, *more: str) -> str:
-        """Return `miles VERB` with all these options and `more`, which win: no key is set twice."""
+        """Return `miles VERB` with all these options and `more`, which take precedence: no key is
+        set twice."""
         keys = {_key(option) for option in more}
         sets = [text for text in self.sets if _key(f"--set {text}") not in keys]
         words = ["miles", verb]
@@ -48,7 +49,7 @@ class DoctorOptions:
 
 
 def as_root(command: str) -> str:
-    """Return the command, with sudo unless we are root."""
+    """Return the command, with sudo unless the user is root."""
     return command if os.geteuid() == 0 else f"sudo {command}"
 
 
@@ -80,7 +81,7 @@ def another_folder(*, but_not: Path, needed_bytes: int = 20 * GIB) -> Path:
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the folder itself, or the nearest above it that exists."""
+    """Return the folder itself, or the nearest existing parent."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
 
 

@@ -1,5 +1,5 @@
-"""Checks of the computer itself: devices, memory, disk, shared memory, limits, loopback. Quick;
-each takes its inputs as arguments."""
+"""Checks the computer itself: devices, memory, disk, shared memory, limits, loopback. The checks
+are quick; each takes its inputs as arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from milescli.core.units import GIB, MIB, format_bytes
 from milescli.doctor.disk import format_size
-from milescli.doctor.finding import Finding, enough, fail, failed, ok, warn
+from milescli.doctor.finding import Finding, fail, failed, judge_amount, ok, warn
 from milescli.doctor.fixes import as_root
 from milescli.platform.machine import Machine
 from milescli.platform.ports import RANGE, port_holders
@@ -51,8 +51,8 @@ def check_platform(machine: Machine) -> list[Finding]:
 
 
 def check_visibility(accelerators: Accelerators, *, environ: Mapping[str, str]) -> list[Finding]:
-    """Check CUDA_, HIP_, ROCR_VISIBLE_DEVICES against each other and the devices, and first report
-    unusable devices."""
+    """Check CUDA_, HIP_ and ROCR_VISIBLE_DEVICES against each other and the devices; report
+    unusable devices first."""
     if faults := fault_errors(accelerators, environ):
         return [finding for fault in faults for finding in failed("visibility", fault)]
     judge, conflicts = fail, find_conflicts(accelerators.kind, accelerators.devices, environ)
@@ -83,7 +83,7 @@ def check_shm(*, size_bytes: int, free_bytes: int) -> list[Finding]:
     ]
     in_docker = f"docker run --shm-size={grown} ...   # in Docker"
     why = f"Ray and the weight channel need {format_bytes(SHM_NEEDED)}; Docker provides 64 MiB"
-    return enough(
+    return judge_amount(
         "shm",
         what,
         free_bytes,
@@ -103,8 +103,8 @@ def shm_sizes() -> tuple[int, int]:
 
 
 def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -> list[Finding]:
-    """Check that loopback works, and that enough ports for engines and ranks are free.
-    Names their holders."""
+    """Check that loopback works, and that enough ports for engines and ranks are free. Names the
+    holders of the others."""
     free, taken = [], []
     for port in candidates:
         try:

@@ -1,5 +1,5 @@
-"""Checks whether the Hugging Face hub is reachable, whether it accepts the token, and whether what
-the recipe names exists there or in the cache. Shows no secret."""
+"""Checks whether the Hugging Face hub is reachable and accepts the token, and whether what the
+recipe names exists there or in the cache. Shows no secret."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ PUBLIC = "https://huggingface.co"
 TIMEOUT_S = 10.0
 """Timeout of one request to the hub."""
 NO_HUB = (407, 500, 502, 503, 504)
-"""HTTP status: proxy authentication required, and what gateways report of a server that is down."""
+"""HTTP statuses: proxy authentication required, and those by which gateways report that a server is
+down."""
 
 
 def wanted_repos(recipe: Recipe | None) -> list[tuple[str, str, str]]:
-    """Return (kind, name, key) of what the recipe takes from the hub."""
+    """Return (kind, name, key) of what the recipe fetches from the hub."""
     if recipe is None:
         return []
     path = recipe.model.path
@@ -46,15 +47,17 @@ def wanted_repos(recipe: Recipe | None) -> list[tuple[str, str, str]]:
 def check_hub(
     recipe: Recipe | None, *, environ: Mapping[str, str], token: str | None
 ) -> list[Finding]:
-    """Ask the hub, with the token where there is one, and once for each repository. Unreachable is
-    a `fail` only where the recipe needs what is not in the cache."""
+    """Query the hub, with the token if there is one, once for each repository. An unreachable hub
+    is a `fail` only if the recipe needs something that is not in the cache."""
     repos = wanted_repos(recipe)
     lacking = [repo for repo in repos if not is_cached(repo)]
     endpoint = environ.get("HF_ENDPOINT") or PUBLIC
     if environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return _without(lacking, repos, "HF_HUB_OFFLINE is set", ["unset HF_HUB_OFFLINE"])
+        return _unreachable_findings(
+            lacking, repos, "HF_HUB_OFFLINE is set", ["unset HF_HUB_OFFLINE"]
+        )
     try:
-        status = _ask(f"{endpoint}/api/whoami-v2", token)
+        status = _request_status(f"{endpoint}/api/whoami-v2", token)
     except OSError as error:
         reason = getattr(error, "reason", error)
         fixes = [f"unset HF_ENDPOINT   # then it is {PUBLIC}"] if endpoint != PUBLIC else []
@@ -65,8 +68,11 @@ def check_hub(
                 "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY   # if "
                 "the proxy is the problem"
             )
-        return _without(
-            lacking, repos, f"{_bare(endpoint)}: {reason}", [*fixes, f"curl -sSI {_bare(endpoint)}"]
+        return _unreachable_findings(
+            lacking,
+            repos,
+            f"{_without_credentials(endpoint)}: {reason}",
+            [*fixes, f"curl -sSI {_without_credentials(endpoint)}"],
         )
     if token and status == 401:
         fix = ["unset HF_TOKEN" if environ.get("HF_TOKEN") else "hf auth logout", "hf auth login"]
@@ -74,7 +80,7 @@ def check_hub(
         return (fail if repos else warn)(
             "hub", "the hub does not accept the token that is set", why=why, fix=fix
         )
-    problems = [finding for repo in repos for finding in _repo(endpoint, repo, token)]
+    problems = [finding for repo in repos for finding in _repo_findings(endpoint, repo, token)]
     token_state = (
         "token accepted"
         if token
@@ -82,14 +88,14 @@ def check_hub(
     )
     return problems or ok(
         "hub",
-        f"{_bare(endpoint)} responds, {token_state}"
+        f"{_without_credentials(endpoint)} responds, {token_state}"
         + "".join(f"; {name} exists" for _, name, _ in repos),
     )
 
 
-def _ask(url: str, token: str | None) -> int:
-    """Return the status of the answer. Raises OSError where there is none, or one of a proxy or
-    gateway that does not reach the hub."""
+def _request_status(url: str, token: str | None) -> int:
+    """Return the status of the response. Raises OSError if there is none, or only that of a proxy
+    or gateway that does not reach the hub."""
     try:
         request = urllib.request.Request(
             url, headers={"Authorization": f"Bearer {token}"} if token else {}
@@ -105,13 +111,13 @@ def _ask(url: str, token: str | None) -> int:
         raise OSError(f"{type(error).__name__}: {error}") from None
 
 
-def _repo(endpoint: str, repo: tuple[str, str, str], token: str | None) -> list[Finding]:
+def _repo_findings(endpoint: str, repo: tuple[str, str, str], token: str | None) -> list[Finding]:
     kind, name, key = repo
     what = f"the {'model' if kind == 'model' else 'data set'} `{name}`"
     try:
-        status = _ask(f"{endpoint}/api/{kind}s/{name}", token)
+        status = _request_status(f"{endpoint}/api/{kind}s/{name}", token)
         if status == 200 and kind == "model":
-            status = _ask(
+            status = _request_status(
                 f"{endpoint}/{name}/resolve/main/config.json", token
             )  # gated ones are listed, and refused here
     except OSError as error:
@@ -124,7 +130,7 @@ def _repo(endpoint: str, repo: tuple[str, str, str], token: str | None) -> list[
     if status in (401, 403):
         fixes = [
             *([] if token else ["hf auth login"]),
-            f"open {_bare(endpoint)}/{name}   # accept its terms",
+            f"open {_without_credentials(endpoint)}/{name}   # accept its terms",
         ]
         why = "it is private, gated or does not exist" + (
             "" if token else ", and there is no token"
@@ -148,7 +154,7 @@ def _repo(endpoint: str, repo: tuple[str, str, str], token: str | None) -> list[
     return []
 
 
-def _without(
+def _unreachable_findings(
     lacking: list[tuple[str, str, str]],
     repos: list[tuple[str, str, str]],
     why: str,
@@ -169,8 +175,8 @@ def _without(
 
 
 def is_cached(repo: tuple[str, str, str]) -> bool:
-    """Return whether a snapshot is there with more than a config; the download says whether it is
-    whole."""
+    """Return True if the cache has a snapshot with more than a config; the download itself finds
+    out whether it is complete."""
     kind, name, _ = repo
     folder = cache_of(kind, name) / "snapshots"
     wanted = (
@@ -181,7 +187,7 @@ def is_cached(repo: tuple[str, str, str]) -> bool:
     return any(wanted & {Path(file).suffix for file in files} for _, _, files in os.walk(folder))
 
 
-def _bare(url: str) -> str:
+def _without_credentials(url: str) -> str:
     """Remove the user and password that a mirror's address may hold."""
     scheme, separator, rest = url.partition("://")
     host, slash, path = rest.partition("/")

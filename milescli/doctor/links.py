@@ -1,5 +1,5 @@
-"""Links between devices: what the vendor's tool says of each pair, and the bandwidth that a
-collective over each pair reached. Pure; `trials` measures."""
+"""Judges links between devices: what the vendor's tool reports of each pair, and the bandwidth of a
+collective over each pair. Pure; `trials` measures."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from milescli.core.units import format_bytes, format_few
-from milescli.doctor.collective import Report, broken_of
+from milescli.doctor.collective import Report, first_broken
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.plan.devices import pair_bandwidth
 from milescli.platform.machine import DEVICE_MODELS, Device, Interconnect, model_of
 from milescli.platform.probe import Accelerators
 
-MOST_NAMED = 6
+MAX_NAMED = 6
 """Largest number of pairs that one line lists."""
 SHARE_WANTED = 0.5
-"""Expected fraction of the link's bandwidth. Others report that a collective of two ranks reaches
-about 0.7 to 0.8; less than half means that something is wrong."""
+"""Expected fraction of the link's bandwidth. A collective of two ranks is reported to reach about
+0.7 to 0.8; less than half means that something is wrong."""
 
 
 def check_topology(accelerators: Accelerators) -> list[Finding]:
@@ -59,10 +59,10 @@ def judge_collective(
     seconds: float,
     no_access: Sequence[str],
 ) -> list[Finding]:
-    """Judge the reports of all processes on one machine. `device`: its name, or empty on a CPU;
-    `no_access`: pairs that cannot read each other's memory."""
+    """Judge the reports of all processes on one machine. `device` is its name, or empty on a CPU;
+    `no_access` are the pairs that cannot read each other's memory."""
     check = "collective"
-    broken = broken_of(reports)
+    broken = first_broken(reports)
     if broken is not None:
         why = (
             broken.problem or f"it did not finish within {seconds:.0f} s, or its process was killed"
@@ -92,13 +92,13 @@ def judge_collective(
 def judge_bandwidths(
     speeds: Mapping[str, float], no_access: Sequence[str], *, device: str
 ) -> list[Finding]:
-    """Judge the bandwidth of each pair. `speeds`: `0-1` -> bytes per second of a collective over
-    the pair; `no_access` as in `judge_collective`."""
+    """Judge the bandwidth of each pair. `speeds` maps `0-1` to the bytes per second of a collective
+    over the pair; `no_access` is as in `judge_collective`."""
     if no_access:
         return fail(
             "links",
             f"{len(no_access)} directions have no peer access",
-            why=f"{format_few(no_access, MOST_NAMED)}: weights cannot be passed there by "
+            why=f"{format_few(no_access, MAX_NAMED)}: weights cannot be passed there by "
             "memory handle, and collectives go through the host",
             fix=[
                 "nvidia-smi topo -p2p r || amd-smi topology   # shows why",
@@ -124,7 +124,7 @@ def judge_bandwidths(
         return warn(
             "links",
             what,
-            why=f"{len(slow)} of {len(speeds)} pairs are slow: {format_few(slow, MOST_NAMED)}; "
+            why=f"{len(slow)} of {len(speeds)} pairs are slow: {format_few(slow, MAX_NAMED)}; "
             f"{against}, and a step waits for the slowest pair",
             fix=[
                 "nvidia-smi nvlink --errorcounters || amd-smi xgmi   # is a link failing?",
@@ -139,7 +139,7 @@ def _is_fast(link: str) -> bool:
 
 
 def _usual_link(device: Device) -> Interconnect:
-    """Return the link that servers with this device have; PCIe for cards, whose names say so."""
+    """Return the link of servers with this device; PCIe for cards whose names say so."""
     model = model_of(device)
     return DEVICE_MODELS[model].interconnect if model else "pcie"
 

@@ -1,6 +1,6 @@
-"""`miles models check FOLDER`: checks a new family, or a model of one, on this machine: its names,
-its weights through Megatron and back, its logits against transformers', an engine against the
-trainer, memory. Called by the command; made of the parts of `convert` and `doctor`."""
+"""Implements `miles models check FOLDER`: checks a new family, or a model of one, on this machine:
+its names, its weights through Megatron and back, its logits against transformers', an engine
+against the trainer, memory. Called by the command; consists of parts of `convert` and `doctor`."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from milescli.doctor.finding import Finding, Status, fail, failed, ok, skip
 from milescli.doctor.run import show_findings
 from milescli.doctor.trial import run_trial
 from milescli.models import ModelFacts, load_facts, table
-from milescli.plan.main_memory import sum_of
+from milescli.plan.main_memory import bytes_by_phase
 from milescli.plan.make import make_plan
 from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
 from milescli.recipe.schema import Recipe
 
-_ENGINE_S = 600.0
+_ENGINE_TIMEOUT_S = 600.0
 """Time limit of the engine's trial, which loads the model and generates."""
 _ENGINE = ("engine", "agreement", "trainer", "weights")
 
 
 def run_model_check(folder: Path, *, output: Output) -> int:
-    """Check the folder and show what was found. Returns an exit code."""
+    """Check the folder, show the findings, and return an exit code."""
     with contextlib.redirect_stdout(sys.stderr):
         findings = check_model_folder(folder, output=output)
     output.json("model_check", {"findings": [asdict(finding) for finding in findings]})
@@ -48,8 +48,8 @@ def run_model_check(folder: Path, *, output: Output) -> int:
 
 
 def check_model_folder(folder: Path, *, output: Output) -> list[Finding]:
-    """Check a Hugging Face folder, one finding per question. Raises CheckpointError if the folder
-    is not a model, or of a family that miles does not know."""
+    """Check a Hugging Face folder, and return one finding per question. Raises CheckpointError if
+    the folder is not a model, or is of a family that miles does not know."""
     facts, machine = load_facts(folder), probe()
     steps: list[tuple[str, Callable[[], list[Finding]]]] = [
         ("names", lambda: check_names(folder, facts)),
@@ -123,7 +123,7 @@ def _check_round_trip(folder: Path, *, output: Output) -> list[Finding]:
             else ok("logits", logits)
         )
         convert(ToHf(source=str(megatron)), back, command=[], verify=Verify.TENSORS, output=output)
-        differ = differing(folder, back)
+        differ = differing_tensors(folder, back)
     if differ:
         return findings + fail(
             "round trip",
@@ -137,8 +137,8 @@ def _check_round_trip(folder: Path, *, output: Output) -> list[Finding]:
     )
 
 
-def differing(first: Path, second: Path) -> list[str]:
-    """Return the names of tensors that differ in any bit, or are in one folder alone."""
+def differing_tensors(first: Path, second: Path) -> list[str]:
+    """Return the names of tensors that differ in any bit, or that only one folder has."""
     import torch
 
     def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,7 +166,7 @@ def _check_engine(folder: Path, facts: ModelFacts, machine: Machine) -> list[Fin
     return run_trial(
         "engine",
         device_kind=machine.kind,
-        timeout_s=_ENGINE_S,
+        timeout_s=_ENGINE_TIMEOUT_S,
         names=_ENGINE,
         settings={MODEL_VARIABLE: str(folder.absolute())},
     )
@@ -186,7 +186,7 @@ def check_memory(folder: Path, facts: ModelFacts, machine: Machine) -> list[Find
         parts = [part.size_bytes for part in plan.forecast.training if part.name != "margin"]
         needed, there = sum(parts), plan.forecast.memory_bytes
     else:
-        needed = max(sum_of(plan.processes).values())
+        needed = max(bytes_by_phase(plan.processes).values())
         there = machine.nodes[0].memory_bytes
     return ok(
         "memory",

@@ -1,5 +1,5 @@
-"""Checks of one machine's network: interfaces that variables name, proxies, the host name, RDMA.
-Reads /sys; connects to nothing."""
+"""Checks one machine's network: interfaces that variables name, proxies, the host name, RDMA. Reads
+/sys; connects to nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """One network interface."""
+    """Describes one network interface."""
 
     name: str
     is_up: bool
@@ -143,8 +143,8 @@ def check_host_name(
     address: str = "127.0.0.1",
     resolve: Callable[[str], str] = socket.gethostbyname,
 ) -> list[Finding]:
-    """Check that the host name resolves: torch.distributed and Ray look it up. `address`: the one
-    that it should resolve to, for the fix."""
+    """Check that the host name resolves: torch.distributed and Ray look it up. `address` is the one
+    to which it should resolve, for the fix."""
     name = name or socket.gethostname()
     try:
         return ok("hostname", f"{name} is {resolve(name)}")
@@ -162,7 +162,7 @@ def check_rdma(
     *, root: Path = Path("/"), environ: Mapping[str, str], memlock: int | None = None
 ) -> list[Finding]:
     """Check RDMA devices in /sys/class/infiniband: which ports are up, and whether NCCL_IB_HCA and
-    the memlock limit match. A single machine needs none."""
+    the memlock limit fit. A single machine needs none."""
     folder = root / "sys/class/infiniband"
     ports = {
         path.parent.parent.name + ":" + path.name: _port(path)

@@ -1,4 +1,4 @@
-"""The checks of one computer: this one, or each node of a cluster. Composes; the checks themselves
+"""Composes the checks of one computer: this one, or each node of a cluster. The checks themselves
 know nothing of each other."""
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from milescli.platform.machine import Machine
 from milescli.platform.probe import find_accelerators, probe, run_tool
 from milescli.recipe.load import LoadedRecipe
 
-TOOLS_S = 120.0
+TOOLS_TIMEOUT_S = 120.0
 """Time limit of the vendors' tools: a few calls of 20 s each if the driver hangs."""
 DEVICES = ("visibility",)
-"""Checks that must pass before the machine is known."""
+"""Checks that must pass before the machine's devices are known."""
 T = TypeVar("T")
 
 
-class Once(Generic[T]):
-    """Computes a value once for many threads, and remembers an error too. The vendors' tools take
+class ComputedOnce(Generic[T]):
+    """Computes a value once for many threads, and also remembers an error. The vendors' tools take
     seconds."""
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -70,12 +70,12 @@ def node_checks(
     environ: Mapping[str, str],
     address: str = "127.0.0.1",
 ) -> list[Check]:
-    """List the checks of a node in the order in which they are shown. `address`: by which the other
-    nodes know this one."""
-    accelerators = Once(lambda: find_accelerators(run_tool))
+    """List the checks of a node in the order in which they are shown. `address` is the one by which
+    the other nodes know this one."""
+    accelerators = ComputedOnce(lambda: find_accelerators(run_tool))
 
     def of_machine(name: str, run: Callable[[], list[Finding]], *needs: str) -> Check:
-        return Check(name=name, run=run, timeout_s=TOOLS_S, needs=(*DEVICES, *needs))
+        return Check(name=name, run=run, timeout_s=TOOLS_TIMEOUT_S, needs=(*DEVICES, *needs))
 
     return [
         Check(name="python", run=check_python),
@@ -83,16 +83,18 @@ def node_checks(
         Check(
             name="kernels",
             run=lambda: check_kernels(machine()),
-            timeout_s=TOOLS_S,
+            timeout_s=TOOLS_TIMEOUT_S,
             needs=DEVICES,
         ),
         of_machine("platform", lambda: check_platform(machine())),
         Check(
             name="visibility",
             run=lambda: check_visibility(accelerators(), environ=environ),
-            timeout_s=TOOLS_S,
+            timeout_s=TOOLS_TIMEOUT_S,
         ),
-        Check(name="topology", run=lambda: check_topology(accelerators()), timeout_s=TOOLS_S),
+        Check(
+            name="topology", run=lambda: check_topology(accelerators()), timeout_s=TOOLS_TIMEOUT_S
+        ),
         of_machine("memory", lambda: _memory(machine())),
         Check(name="disk", run=lambda: check_disk(runs_dir), timeout_s=60.0),
         Check(name="scratch", run=check_scratch),
@@ -114,8 +116,8 @@ def node_checks(
 def trial_checks(
     *, machine: Callable[[], Machine], environ: Mapping[str, str], own_ray: bool
 ) -> list[Check]:
-    """List the trials of the real parts, each in a process of its own. `own_ray`: a session of Ray
-    is started too, as a run on one machine does."""
+    """List the trials of the real parts, each in a separate process. `own_ray` True adds the start
+    of a Ray session, as a run on one machine does."""
 
     def trial(name: str, *, timeout_s: float, names: tuple[str, ...] = ()) -> Check:
         return Check(
@@ -142,13 +144,13 @@ def trial_checks(
     ]
 
 
-def this_machine(environ: Mapping[str, str]) -> Once[Machine]:
+def this_machine(environ: Mapping[str, str]) -> ComputedOnce[Machine]:
     """Probe this machine with the vendors' tools, under the visibility variables of `environ`."""
-    return Once(lambda: probe(environ=environ))
+    return ComputedOnce(lambda: probe(environ=environ))
 
 
 def heavy_at_once() -> int:
-    """Return how many checks that take a core or more may run at once."""
+    """Return how many checks that take a core or more may run at the same time."""
     return os.cpu_count() or 1
 
 
@@ -167,8 +169,8 @@ def _shm() -> list[Finding]:
 def _variables(
     loaded: LoadedRecipe | None, machine: Machine, environ: Mapping[str, str]
 ) -> list[Finding]:
-    """Check the variables against the plan; without a plan (the check `plan` says why) only what
-    harms any run."""
+    """Check the variables against the plan; without a plan (the check `plan` reports why), check
+    only for what harms any run."""
     from milescli.runtime.planning import plan_only
 
     plan = None

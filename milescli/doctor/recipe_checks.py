@@ -1,4 +1,4 @@
-"""Checks of one recipe: reward, plan, and its model, tokenizer and data, by the code that a launch
+"""Checks one recipe: reward, plan, and its model, tokenizer and data, with the code that a launch
 runs, in a temporary folder."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from milescli.doctor.disk import check_checkpoints, check_download
 from milescli.doctor.finding import Check, Finding, fail, ok, skip, warn
 from milescli.doctor.roles import check_roles
 from milescli.platform.machine import Machine
-from milescli.recipe.agents import FOREIGN
+from milescli.recipe.agents import PACKAGE_AGENTS
 from milescli.recipe.data_files import is_hub, parse_hub
-from milescli.recipe.distill import policy_alone
+from milescli.recipe.distill import policy_only
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from milescli.data.examples import ExampleReport
 
 DATA_LIMIT = 256 * MIB
-"""Largest size of a data set of the hub that is downloaded for a check."""
+"""Largest size of a data set on the hub that is downloaded for a check."""
 
 
 def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> list[Check]:
@@ -71,12 +71,12 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
 
 
 def check_reward_of(recipe: Recipe) -> list[Finding]:
-    """Check that the reward can be imported, and takes what a reward takes. The check `data` calls
-    one of the user's, once."""
+    """Check that the reward can be imported and has the parameters of a reward. The check `data`
+    calls a user's reward once."""
     from milescli.rollout.rewards import load_all_rewards
 
     load_all_rewards(recipe.rollout)
-    if recipe.rollout.agent in FOREIGN:
+    if recipe.rollout.agent in PACKAGE_AGENTS:
         from milescli.rollout.episode.agents import require_agent
 
         require_agent(recipe.rollout)
@@ -88,8 +88,8 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
 
 
 def check_mcp_of(recipe: Recipe) -> list[Finding]:
-    """Check that the servers of tools answer, and have what the recipe names. Raises what a launch
-    would raise."""
+    """Check that the servers of tools respond, and have the tools that the recipe names. Raises
+    what a launch would raise."""
     from milescli.agents.tool_kit import offered_tools
 
     names = [schema["function"]["name"] for schema in offered_tools(recipe.rollout)]
@@ -133,7 +133,7 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
 
 
 def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
-    """Check that the recipe's layout is legal here."""
+    """Check that the recipe's layout is valid on this machine."""
     from milescli.runtime.planning import plan_only
 
     plan = plan_only(loaded, machine)
@@ -145,8 +145,8 @@ def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
     )
 
 
-def _large_data(recipe: Recipe) -> str:
-    """Return why the data is not checked; empty if it is small, or already here."""
+def _skip_reason(recipe: Recipe) -> str:
+    """Return why the data is not checked; empty if it is small, or already downloaded."""
     from milescli.backends.hub.datasets import missing_bytes
     from milescli.recipe.data_files import FIELDS, files_of
 
@@ -163,14 +163,14 @@ def _large_data(recipe: Recipe) -> str:
 
 
 def check_material(recipe: Recipe, source: str) -> list[Finding]:
-    """Check model folder, tokenizer, and every row of the data, and make all comparisons of a run.
-    `source`: as the user names the recipe."""
+    """Check model folder, tokenizer and every row of the data, and make all comparisons of a run.
+    `source` is the recipe's name as the user gave it."""
     from milescli.checkpoint.run_dir import RunDir
     from milescli.data.examples import ExampleReport
     from milescli.data.prompt_source import SourceReport
     from milescli.runtime.inputs.run_inputs import prepare_inputs
 
-    if too_large := _large_data(recipe):
+    if too_large := _skip_reason(recipe):
         return skip("data", too_large)
     with tempfile.TemporaryDirectory(prefix="miles-doctor-") as folder:
         model = recipe.model
@@ -182,12 +182,12 @@ def check_material(recipe: Recipe, source: str) -> list[Finding]:
             recipe = recipe.model_copy(
                 update={"model": model.model_copy(update={"path": path, "revision": None})}
             )
-        material = prepare_inputs(policy_alone(recipe), RunDir(path=Path(folder)))
+        material = prepare_inputs(policy_only(recipe), RunDir(path=Path(folder)))
     if doubts := [doubt for made in material.checked for doubt in made.doubts]:
         look = f"miles data check {source}   # shows what the model reads"
         return warn("data", doubts[0], why="; ".join(doubts[1:]) or "the run would warn", fix=look)
     if isinstance(rows := material.reports.get("train"), ExampleReport):
-        return _told_rows(rows, num_heldout=len(material.heldout))
+        return _row_findings(rows, num_heldout=len(material.heldout))
     report = material.reports["prompts"]
     assert isinstance(report, SourceReport), "prompts are no rows to learn from"
     what = (
@@ -209,7 +209,7 @@ def check_material(recipe: Recipe, source: str) -> list[Finding]:
     )
 
 
-def _told_rows(report: ExampleReport, *, num_heldout: int) -> list[Finding]:
+def _row_findings(report: ExampleReport, *, num_heldout: int) -> list[Finding]:
     what = (
         f"{report.num_rows} rows to learn from, of {report.tokens_p50} tokens (median; 99 %: "
         f"{report.tokens_p99}); {report.loss_tokens:,} of {report.tokens:,} tokens are learned; "

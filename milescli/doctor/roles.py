@@ -1,5 +1,5 @@
-"""Checks the models of a recipe besides the one that it trains: whether they exist, and what they
-are. Uses the code that a launch runs; downloads no weights."""
+"""Checks the models of a recipe other than the one that it trains: whether they exist, and their
+shapes. Uses the code that a launch runs; downloads no weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_roles(recipe: Recipe) -> list[Finding]:
         models.append("reference: the policy's initial weights")
     if (critic := critic_facts(recipe)) is not None:
         models.append(f"critic: {recipe.train.critic.path or 'of the policy'}, {_shape(critic)}")
-    for teacher, facts in zip(recipe.held_teachers, teacher_facts(recipe), strict=True):
+    for teacher, facts in zip(recipe.local_teachers, teacher_facts(recipe), strict=True):
         models.append(f"teacher: {teacher.path}, {_shape(facts)}")
     if (served := served_teachers(recipe)) is not None:
         names = asyncio.run(served.models())
@@ -41,7 +41,7 @@ def check_roles(recipe: Recipe) -> list[Finding]:
 
 
 def critic_facts(recipe: Recipe) -> ModelFacts | None:
-    """Return the facts of the critic; None if the recipe has none."""
+    """Return the facts of the critic, or None if the recipe has none."""
     from milescli.runtime.inputs.model_facts import facts_of_recipe
 
     if not recipe.has_critic:

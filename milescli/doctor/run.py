@@ -1,5 +1,6 @@
-"""`miles doctor`: selects the checks, and shows their findings. Called by the command; returns an
-exit code. Equal findings of several nodes share a row, and secrets in them are masked."""
+"""Implements `miles doctor`: selects the checks, runs them and shows their findings. Called by the
+command; returns an exit code. Equal findings of several nodes share a row, and secrets in them are
+masked."""
 
 from __future__ import annotations
 
@@ -35,7 +36,13 @@ from milescli.doctor.finding import (
 )
 from milescli.doctor.fixes import DoctorOptions
 from milescli.doctor.hub_access import check_hub
-from milescli.doctor.node import Once, heavy_at_once, node_checks, this_machine, trial_checks
+from milescli.doctor.node import (
+    ComputedOnce,
+    heavy_at_once,
+    node_checks,
+    this_machine,
+    trial_checks,
+)
 from milescli.doctor.recipe_checks import recipe_checks
 from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
@@ -47,29 +54,30 @@ from milescli.sandbox.choose import choose
 
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
 MASK = "***"
-SHORTEST = 6
-"""Shorter secret values are not masked within a text: they would match inside many words. A text
-that is nothing else is masked."""
-SHORTEST_PASSWORD = 3
-"""The same limit for a password in an address, which is searched as it stands."""
+MIN_SECRET_LENGTH = 6
+"""Shorter secret values are not masked within a text, since they would match inside many words. A
+text that is nothing else is masked."""
+MIN_PASSWORD_LENGTH = 3
+"""The same limit for a password in an address, which is searched unchanged."""
 _USER = re.compile(r"//[^/\s]+@")
-"""Up to the last @ before the path: passwords may hold one."""
+"""Pattern up to the last @ before the path, since a password may contain one."""
 _QUERY = re.compile(
     r"([?&;][^=&\s]*(?:key|token|secret|sig|passw|credential)[^=&\s]*=)[^&\s]+", re.IGNORECASE
 )
 
 
 def sounds_secret(name: str) -> bool:
-    """Return whether the name of a variable sounds like a secret: WANDB_API_KEY, HF_TOKEN,
-    db_password."""
+    """Return True if a variable's name suggests a secret: WANDB_API_KEY, HF_TOKEN, db_password."""
     return any(word in name.upper() for word in SECRET_WORDS)
 
 
 def mask(text: str, environ: Mapping[str, str]) -> str:
-    """Remove from a text the value of any variable whose name sounds like a secret, and
+    """Return the text without the values of variables whose names suggest a secret, and without
     `user:password@` and `?token=` of addresses."""
     secrets = {
-        value for name, value in environ.items() if len(value) >= SHORTEST and sounds_secret(name)
+        value
+        for name, value in environ.items()
+        if len(value) >= MIN_SECRET_LENGTH and sounds_secret(name)
     }
     secrets |= {password for value in environ.values() for password in _passwords(value)}
     for secret in sorted(secrets, key=len, reverse=True):
@@ -78,15 +86,16 @@ def mask(text: str, environ: Mapping[str, str]) -> str:
 
 
 def _passwords(value: str) -> list[str]:
-    """List the passwords of the addresses in a variable: libraries show them in pieces, too."""
+    """List the passwords of the addresses in a variable: libraries also show parts of an
+    address."""
     passwords = [
         user.removeprefix("//").removesuffix("@").partition(":")[2] for user in _USER.findall(value)
     ]
-    return [password for password in passwords if len(password) >= SHORTEST_PASSWORD]
+    return [password for password in passwords if len(password) >= MIN_PASSWORD_LENGTH]
 
 
 def mask_secrets(finding: Finding, environ: Mapping[str, str]) -> Finding:
-    """Remove secrets from a finding, as `mask` finds them."""
+    """Return the finding without secrets, as `mask` finds them."""
     cleaned = {name: mask(getattr(finding, name), environ) for name in ("what", "why")}
     return replace(finding, **cleaned, fix=[mask(command, environ) for command in finding.fix])
 
@@ -102,7 +111,7 @@ def mask_environment(environ: Mapping[str, str], *, prefixes: tuple[str, ...]) -
 
 
 def check_sandbox(recipe: Recipe | None) -> list[Finding]:
-    """Check the sandbox where the driver is: there rewards are computed."""
+    """Check the sandbox on the driver's computer, which computes rewards."""
     runs_code = recipe is not None and recipe.runs_code
     packages = recipe.rollout.code.packages if recipe is not None and runs_code else None
     try:
@@ -144,8 +153,8 @@ REPORTED_VARIABLES = (
 
 
 def run_doctor(options: DoctorOptions, *, output: Output) -> int:
-    """Check the machine, and the recipe where one is given. 0, or 4 where something fails; warnings
-    do not count."""
+    """Check the machine, and the recipe if one is given. Return exit code 0, or 4 if a check fails;
+    warnings do not count."""
     loaded, problem = _load(options)
     refused = [
         text for text in options.sets if any(f"--set {text}" in finding.why for finding in problem)
@@ -172,14 +181,14 @@ def run_doctor(options: DoctorOptions, *, output: Output) -> int:
 
 
 def _findings(loaded: LoadedRecipe | None, *, address: str | None, watch: Watch) -> list[Finding]:
-    """Check every node of the cluster, where one is named and can be joined; else this machine."""
+    """Check every node of the cluster, if one is named and can be joined; else this machine."""
     findings: list[Finding] = []
     if address is not None:
         with watch(lambda: f"each node of {address} checks itself"):
             findings = cluster_findings(address, runs_dir=_runs_dir(loaded))
         if any(finding.node for finding in findings):
             return findings + run_checks(
-                driver_checks(loaded, Once(lambda: _whole_machine(loaded))),
+                driver_checks(loaded, ComputedOnce(lambda: _planning_machine(loaded))),
                 heavy_at_once=heavy_at_once(),
                 watch=watch,
             )
@@ -188,8 +197,8 @@ def _findings(loaded: LoadedRecipe | None, *, address: str | None, watch: Watch)
 
 
 def _address(options: DoctorOptions, loaded: LoadedRecipe | None) -> str | None:
-    """Return the address of the Ray cluster that a run would join: that of the recipe; without one,
-    of the option or RAY_ADDRESS (`local`: none)."""
+    """Return the address of the Ray cluster that a run would join: that of the recipe, or without
+    one that of the option or RAY_ADDRESS (`local` means none)."""
     if loaded is not None:
         return loaded.recipe.machine.address
     address = options.address or os.environ.get(RAY_VARIABLE, "")
@@ -209,7 +218,8 @@ def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
 
 
 def driver_checks(loaded: LoadedRecipe | None, machine: Callable[[], Machine]) -> list[Check]:
-    """List the checks of hub, sandbox and recipe, which run once, where a run would be started."""
+    """List the checks of hub, sandbox and recipe, which run once, on the computer where a run would
+    be started."""
     recipe = loaded.recipe if loaded else None
     hub = Check(
         name="hub",
@@ -239,7 +249,7 @@ def report_findings(findings: Sequence[Finding], output: Output) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that a run is made of; for bug reports."""
+    """Return the versions of the packages that a run needs, for bug reports."""
     installed = {
         "miles": __version__,
         "python": platform.python_version(),
@@ -252,8 +262,8 @@ def versions() -> dict[str, str]:
 
 
 def _load(options: DoctorOptions) -> tuple[LoadedRecipe | None, list[Finding]]:
-    """Load the recipe, or return what is wrong with it: the machine is looked at all the same.
-    Raises RecipeError where there is no such recipe."""
+    """Load the recipe, or return what is wrong with it: the machine is checked in any case. Raises
+    RecipeError if there is no such recipe."""
     if options.recipe is None:
         return None, []
     find_recipe(options.recipe, cwd=Path.cwd())
@@ -271,9 +281,9 @@ def _load(options: DoctorOptions) -> tuple[LoadedRecipe | None, list[Finding]]:
         return None, failed("recipe", error)
 
 
-def _whole_machine(loaded: LoadedRecipe | None) -> Machine:
-    """Return the machine that a plan of the recipe is made for: the nodes of the cluster that it
-    takes."""
+def _planning_machine(loaded: LoadedRecipe | None) -> Machine:
+    """Return the machine for which a plan of the recipe is made: the nodes of the cluster that it
+    would use."""
     from milescli.cluster.nodes import planning_machine
 
     return planning_machine(loaded) if loaded else probe()
@@ -285,13 +295,13 @@ def _runs_dir(loaded: LoadedRecipe | None) -> Path:
     return runs_dir(environ=os.environ, cwd=Path.cwd(), home=Path.home())
 
 
-MOST_NAMES = 4
+MAX_NAMES = 4
 """Largest number of nodes named in one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """Equal findings of one check."""
+    """Holds equal findings of one check."""
 
     finding: Finding
     """The first of them."""
@@ -302,21 +312,21 @@ class TableRow:
 
     @property
     def where(self) -> str:
-        """Name the nodes for people; empty where it does not matter."""
+        """Name the nodes for people; empty if they do not matter."""
         if not self.nodes or (self.is_everywhere and len(self.nodes) == 1):
             return ", ".join(self.nodes)
         if self.is_everywhere:
             return f"all {len(self.nodes)}"
-        return format_few(self.nodes, MOST_NAMES)
+        return format_few(self.nodes, MAX_NAMES)
 
 
-def fold(findings: Sequence[Finding]) -> list[TableRow]:
-    """Put equal findings of several nodes into one row, numbers in an `ok` aside; in the order of
-    the checks."""
+def merge_equal(findings: Sequence[Finding]) -> list[TableRow]:
+    """Merge equal findings of several nodes into one row, in the order of the checks; numbers in an
+    `ok` are ignored."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     places = {finding.check: place for place, finding in reversed(list(enumerate(findings)))}
     for finding in sorted(findings, key=lambda finding: places[finding.check]):
-        groups.setdefault(_likeness(finding), []).append(finding)
+        groups.setdefault(_equality_key(finding), []).append(finding)
     answered = {
         finding.check: {one.node for one in findings if one.check == finding.check}
         for finding in findings
@@ -330,8 +340,8 @@ def fold(findings: Sequence[Finding]) -> list[TableRow]:
 
 
 def show_findings(findings: Sequence[Finding], output: Output) -> None:
-    """Print the table, the warnings with their fixes, the verdict."""
-    rows = fold(findings)
+    """Print the table, the warnings with their fixes, and the verdict."""
+    rows = merge_equal(findings)
     if any(row.nodes for row in rows):
         cells = [
             (row.finding.check, row.where or "-", row.finding.status.value, row.finding.what)
@@ -368,9 +378,9 @@ def show_findings(findings: Sequence[Finding], output: Output) -> None:
         )
 
 
-def _likeness(finding: Finding) -> tuple[object, ...]:
-    """Return what must be equal for one row. Free bytes and seconds differ from node to node, and
-    do not matter where all is well."""
+def _equality_key(finding: Finding) -> tuple[object, ...]:
+    """Return what must be equal for findings to share a row. Free bytes and seconds differ from
+    node to node, and do not matter in an `ok`."""
     what = (
         re.sub(r"\d+(\.\d+)*( [KMGT]iB| m)?", "#", finding.what)
         if finding.status is Status.OK

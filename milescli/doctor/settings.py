@@ -1,5 +1,5 @@
 """Checks variables and versions that affect Ray and torch: Ray's version, its own switches,
-allocator and debug variables. Also checks the system's limits, and whether CPU kernels compile."""
+allocator and debug variables. Also checks the system's limits, and that CPU kernels compile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from packaging.version import Version
 from milescli.backends.sglang.launch.kernels import PACKAGE, Kernels, kernels
 from milescli.core.pins import pin, version_pin
 from milescli.core.units import GIB, format_bytes
-from milescli.doctor.finding import Finding, enough, fail, ok, skip, warn
+from milescli.doctor.finding import Finding, fail, judge_amount, ok, skip, warn
 from milescli.doctor.fixes import as_root, pip_install
 from milescli.platform.cpu import threads_left
 from milescli.platform.cpu_kernel_library import NoKernels, loaded
@@ -108,8 +108,8 @@ def _fix(line: str) -> str:
 def check_kernels(
     machine: Machine, *, there: Kernels | None = None, has_engine: bool | None = None
 ) -> list[Finding]:
-    """Return the findings `kernels` and `layers`. `there`: the installed kernels, `has_engine`:
-    whether TransformerEngine is installed; both are looked up if not given."""
+    """Return the findings `kernels` and `layers`. `there` are the installed kernels, and
+    `has_engine` says if TransformerEngine is installed; both are looked up if not given."""
     if machine.kind == "cpu":
         return check_compiled()
     if machine.kind != "cuda":
@@ -124,7 +124,7 @@ def check_kernels(
             "layers, without fused norms and grouped products of experts; make install TE=1 "
             "adds it",
         )
-    return _judge(there or kernels()) + layers
+    return _judge_kernels(there or kernels()) + layers
 
 
 def check_compiled() -> list[Finding]:
@@ -137,7 +137,7 @@ def check_compiled() -> list[Finding]:
     return ok("kernels", f"compiled for this CPU, in {Path(library._name).parent}")
 
 
-def _judge(there: Kernels) -> list[Finding]:
+def _judge_kernels(there: Kernels) -> list[Finding]:
     what = f"{PACKAGE} {there.installed or 'is missing'}, torch {there.torch}"
     if there.fit:
         return ok("kernels", f"{what}: tested together")
@@ -151,9 +151,9 @@ def _judge(there: Kernels) -> list[Finding]:
 
 
 MEMORY_NEEDED, MEMORY_WANTED = 3 * GIB, 8 * GIB
-"""Free bytes: for the smallest run; for more than one engine or rank."""
+"""Free bytes: for the smallest run, and for more than one engine or rank."""
 NOFILE_NEEDED, NOFILE_WANTED, NOFILE_GOOD = 1024, 8192, 65536
-"""Open files: least for a run; for many engines and ranks; what the fix sets."""
+"""Open files: the least for a run, enough for many engines and ranks, and what the fix sets."""
 THREADS_NEEDED, THREADS_WANTED = 600, 2000
 """Threads beyond those that already run. A run of 13 processes had 341 on 2 cores; libraries start
 more on more cores."""
@@ -167,7 +167,7 @@ def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
         "not need"
     )
     wanted = f"runs with more than one engine or rank need {format_bytes(MEMORY_WANTED)}"
-    return enough(
+    return judge_amount(
         "memory",
         what,
         available_bytes,
@@ -220,7 +220,7 @@ def check_threads(*, root: Path = Path("/")) -> list[Finding]:
         f"Ray, one engine and one rank start hundreds of them; {THREADS_NEEDED} should be available"
     )
     wanted = f"runs with several engines and ranks need {THREADS_WANTED} more"
-    return enough(
+    return judge_amount(
         "threads",
         what,
         left,
@@ -245,7 +245,7 @@ SLOWING = {
 def check_ray_version(
     *, kind: Kind, version_of: Callable[[str], str] = importlib.metadata.version
 ) -> list[Finding]:
-    """Check that Ray is not older than the pin, the first version that hands out AMD devices by
+    """Check that Ray is not older than the pin, the first version that assigns AMD devices through
     HIP_VISIBLE_DEVICES alone."""
     oldest = pin("ray_oldest")
     fix = pip_install(f"ray[default]>={oldest}")
@@ -268,13 +268,13 @@ def check_ray_version(
 
 
 def check_variables(plan: PlanView | None, *, environ: Mapping[str, str]) -> list[Finding]:
-    """Check for variables of the user's shell that actors inherit and that do harm, and those that
-    miles will replace. `plan`: the recipe's, or None without one."""
-    findings = [*_harmful(environ), *(_replaced(plan, environ) if plan else [])]
+    """Check for variables of the user's shell that actors inherit and that do harm, and for those
+    that miles replaces. `plan` is the recipe's, or None without one."""
+    findings = [*_harmful_variables(environ), *(_replaced_variables(plan, environ) if plan else [])]
     return findings or ok("variables", "none that harms a run")
 
 
-def _harmful(environ: Mapping[str, str]) -> list[Finding]:
+def _harmful_variables(environ: Mapping[str, str]) -> list[Finding]:
     findings: list[Finding] = []
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if "expandable_segments:True" in environ.get(name, ""):
@@ -301,9 +301,9 @@ def _harmful(environ: Mapping[str, str]) -> list[Finding]:
     return findings
 
 
-def _replaced(plan: PlanView, environ: Mapping[str, str]) -> list[Finding]:
+def _replaced_variables(plan: PlanView, environ: Mapping[str, str]) -> list[Finding]:
     """Return a finding for variables that actors get with another value than the user's. Visibility
-    has its own check, and the plan sets the threads."""
+    has a separate check, and the plan sets the threads."""
     ours = {**trainer_environment(plan), **engine_environment(plan)}
     names = [
         name

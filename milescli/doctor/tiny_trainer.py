@@ -1,5 +1,5 @@
-"""A trainer of one rank for a tiny model: it takes an optimizer step and publishes to one engine.
-For `trials`; made of the parts of a run."""
+"""Runs a trainer of one rank for a tiny model, which takes an optimizer step and publishes to one
+engine. For `trials`; consists of the parts of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from milescli.core.errors import MachineError
 from milescli.core.examples import example_groups
 from milescli.core.types import EngineAddress, Group, Trajectory, WeightVersion
-from milescli.data.chat_masks import demonstration
+from milescli.data.chat_masks import demonstration_trajectory
 from milescli.doctor.finding import REPORT
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
 from milescli.recipe.schema import Recipe
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from milescli.train.base import TrainBatch
 
 LEARNING_RATE = 1e-2
-"""Large enough that a step shows in log-probs."""
+"""Large enough that a step is visible in log-probs."""
 CHANNEL = "milescli.backends.sglang.weights.channels:TensorChannel"
 
 
 def tiny_plan(kind: Literal["cuda", "rocm", "cpu"]) -> Plan:
-    """Plan one rank and one engine on one slot, four samples a step."""
+    """Plan one rank and one engine on one slot, with four samples per step."""
     return Plan(
         device_kind=kind,
         collective="gloo" if kind == "cpu" else "nccl",
@@ -59,8 +59,8 @@ def start_trainer(model_dir: Path, kind: Literal["cuda", "rocm", "cpu"]) -> Trai
 def start_rank(
     plan: Plan, model_dir: Path, *, channel: str | None = None, recipe: Recipe | None = None
 ) -> TrainerRank:
-    """Start the only rank of a plan in this process; the caller closes it. `channel`: as
-    `TrainerRank` takes it; `recipe`: None for all defaults."""
+    """Start the only rank of a plan in this process; the caller closes it. `channel` is as for
+    `TrainerRank`; `recipe` None means all defaults."""
     from milescli.backends.megatron.worker import TrainerRank
     from milescli.platform.ports import free_ports
 
@@ -79,8 +79,8 @@ def start_rank(
 
 
 def take_step(trainer: TrainerRank) -> str:
-    """Take one optimizer step, which must change every weight that learns. Returns what it reached,
-    for people; raises MachineError."""
+    """Take one optimizer step, which must change every trained weight. Return a description of the
+    result for people. Raises MachineError."""
     before = trainer.parameter_checksums()
     (shard,) = _pack(example_groups()[:1], objective="policy").shards
     report = trainer.step(shard, LEARNING_RATE).report
@@ -101,7 +101,7 @@ def take_step(trainer: TrainerRank) -> str:
 
 
 def publish_exactly(trainer: TrainerRank, url: str) -> None:
-    """Send all weights to the engine at `url`, then compare what it holds bit for bit. Raises
+    """Send all weights to the engine at `url`, then compare those that it holds bit for bit. Raises
     MismatchError."""
     trainer.connect_engines([EngineAddress(url=url, tp=1, sharing_ranks=[0])])
     trainer.publish(WeightVersion(1))
@@ -113,11 +113,13 @@ def score(
     prompt_ids: list[int],
     response_ids: list[int],
     *,
-    rounded_otherwise: bool = False,
+    with_other_rounding: bool = False,
 ) -> list[float]:
-    """Return [len(response_ids)] the log-prob of each token of a response."""
-    (shard,) = _pack([demonstration(prompt_ids, response_ids)], objective="supervised").shards
-    scored = trainer.score(shard, rounded_otherwise)
+    """Return [len(response_ids)] log-probs, one for each token of a response."""
+    (shard,) = _pack(
+        [demonstration_trajectory(prompt_ids, response_ids)], objective="supervised"
+    ).shards
+    scored = trainer.score(shard, with_other_rounding)
     assert scored is not None, "one rank speaks for all tokens"
     return scored[0][len(prompt_ids) :].tolist()
 

@@ -1,4 +1,4 @@
-"""Compares what torch reports of the machine with what the vendors' tools report: its build, the
+"""Compares what torch reports about the machine with what the vendors' tools report: its build, the
 devices it sees, the driver."""
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from milescli.platform.machine import Machine
 
 REINSTALL = "docker/install.sh .venv {kind}"
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx942", "gfx950")
-"""Architectures that SGLang's kernels are built for."""
+"""Architectures for which SGLang's kernels are built."""
 MEMORY_SHARE = 0.9
 """Fraction of a device's memory, as the vendor's tool shows it, that torch should see: a little
 less than all."""
 
 
 def describe_torch() -> dict[str, Any]:
-    """Describe torch's build and devices. Imports torch: runs in a process of its own."""
+    """Describe torch's build and devices. Imports torch: runs in a separate process."""
     import torch
 
     devices: list[dict[str, object]] = []
@@ -51,8 +51,8 @@ def describe_torch() -> dict[str, Any]:
 
 
 def judge_trial(findings: list[Finding], machine: Machine) -> list[Finding]:
-    """Turn the finding of the trial `torch` into findings for people; a trial that failed stays as
-    it is."""
+    """Turn the finding of the trial `torch` into findings for people; return the finding of a
+    failed trial unchanged."""
     if findings[0].status is not Status.OK:
         return findings
     return judge_torch(json.loads(findings[0].what), machine)

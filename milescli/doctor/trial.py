@@ -1,5 +1,5 @@
-"""Runs one trial of real parts (`trials`) in a process of its own, bounded, with a watchdog that
-leaves nothing behind."""
+"""Runs one trial of real parts (`trials`) in a separate process, with a time limit and a watchdog
+that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ def run_trial(
     environ: Mapping[str, str] = os.environ,
     settings: Mapping[str, str] = NO_SETTINGS,
 ) -> list[Finding]:
-    """Run the trial `check` and return the findings that it writes as JSON lines. Whatever it
-    started has ended when this returns.
+    """Run the trial `check` and return the findings that it writes as JSON lines. All processes
+    that it started have ended when this returns.
 
-    `command` replaces the trial's own; `names`: the checks that it answers for, where not just
-    `check`; `environ`: what it starts with; `settings`: variables of this trial, over those of
-    every trial.
-    """
+    `command` replaces the trial's own command; `names` are the checks that it covers, if not only
+    `check`; `environ` is its environment; `settings` are variables of this trial, which override
+    those of every trial."""
     # short: socket names are bounded at 107 bytes
     folder = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     token = secrets.token_hex(16)
@@ -59,7 +58,7 @@ def run_trial(
         there = {finding.check for finding in findings}
         missing = [name for name in names or (check,) if name not in there]
         if missing:
-            findings.append(_broken(missing[0], ended, log, device_kind))
+            findings.append(_broken_trial(missing[0], ended, log, device_kind))
         for name in missing[1:]:
             findings += skip(name, f"see `{missing[0]}` first")
         return findings
@@ -70,7 +69,7 @@ def run_trial(
 def _run(
     command: list[str], environment: dict[str, str], *, output: Path, log: Path, timeout_s: float
 ) -> str:
-    """Run the command and return how it ended, in words. Uses files, not pipes: a process that the
+    """Run the command and return in words how it ended. Uses files, not pipes: a process that the
     trial left behind would hold a pipe open."""
     with output.open("wb") as stdout, log.open("wb") as stderr:
         process = subprocess.Popen(
@@ -98,7 +97,7 @@ def _findings(text: str) -> list[Finding]:
     return findings
 
 
-def _broken(name: str, ended: str, log: Path, device_kind: str) -> Finding:
+def _broken_trial(name: str, ended: str, log: Path, device_kind: str) -> Finding:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
     why = f"the trial {ended}; its last output:\n" + (
         "\n".join(f"  | {line}" for line in lines) or "  (none)"

@@ -1,5 +1,5 @@
-"""Trials of the real parts, each as small as possible: torch sees the devices, Ray starts,
-processes run an all-reduce, an engine answers (`engine_trial`). `trial` runs them as `python -m
+"""Defines trials of the real parts, each as small as possible: torch sees the devices, Ray starts,
+processes run an all-reduce, an engine responds (`engine_trial`). `trial` runs them as `python -m
 milescli.doctor.trials NAME FOLDER DEVICE`; they write findings as JSON lines."""
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Literal, cast
 
 from milescli.core.errors import MilesError
-from milescli.doctor.collective import PLACE_VARIABLE, Place, read_report, take_part, write_report
+from milescli.doctor.collective import (
+    PLACE_VARIABLE,
+    Place,
+    read_report,
+    run_all_steps,
+    write_report,
+)
 from milescli.doctor.engine_trial import try_engine
 from milescli.doctor.finding import Finding, failed, ok
 from milescli.doctor.links import judge_collective
@@ -27,12 +33,12 @@ from milescli.doctor.torch_build import describe_torch
 Kind = Literal["cuda", "rocm", "cpu"]
 WORLD_SIZE = 2
 """Number of processes of the collective on a CPU."""
-COLLECTIVE_S = 270.0
+COLLECTIVE_TIMEOUT_S = 270.0
 """Time limit of the collective; the whole trial has 300 s."""
 
 
 def try_ray(folder: Path, kind: Kind) -> list[Finding]:
-    """Start a session on loopback with one bundle and one actor-free placement group."""
+    """Start a session on loopback with one bundle, and a placement group without an actor."""
     from milescli.backends.ray.cluster import Cluster
 
     plan = tiny_plan("cpu")
@@ -51,7 +57,7 @@ def try_ray(folder: Path, kind: Kind) -> list[Finding]:
 
 
 def try_torch(folder: Path, kind: Kind) -> list[Finding]:
-    """Report what torch was built for and what it sees, as one line of JSON for `torch_build`."""
+    """Report torch's build and the devices that it sees, as one line of JSON for `torch_build`."""
     return ok("torch", json.dumps(describe_torch()))
 
 
@@ -67,14 +73,14 @@ def try_collective(folder: Path, kind: Kind) -> list[Finding]:
     size = WORLD_SIZE if kind == "cpu" else torch.cuda.device_count()
     start = time.monotonic()
     context = torch.multiprocessing.start_processes(
-        take_one_part,
+        run_process,
         args=(size, backend, free_ports(1)[0], str(folder)),
         nprocs=size,
         join=False,
         # forked, they have torch already; a process that has opened a device cannot be
         start_method="fork" if kind == "cpu" else "spawn",
     )
-    deadline = start + COLLECTIVE_S
+    deadline = start + COLLECTIVE_TIMEOUT_S
     with contextlib.suppress(ProcessException):  # the report says in which step it was
         while (
             not context.join(max(0.0, deadline - time.monotonic())) and time.monotonic() < deadline
@@ -95,7 +101,7 @@ def try_collective(folder: Path, kind: Kind) -> list[Finding]:
     )
 
 
-def take_one_part(
+def run_process(
     rank: int, size: int, backend: Literal["gloo", "nccl"], port: int, folder: str
 ) -> None:
     """Run one process of `try_collective`."""
@@ -108,14 +114,14 @@ def take_one_part(
         device=rank if backend == "nccl" else None,
     )
     file = Path(folder) / f"report-{rank}.json"
-    take_part(place, on_step=lambda report: write_report(file, report))
+    run_all_steps(place, on_step=lambda report: write_report(file, report))
 
 
 def try_nodes(folder: Path, kind: Kind) -> list[Finding]:
-    """Take part in the collective over all nodes, at the place that the environment gives, and
-    return the report as one line of JSON."""
+    """Join the collective over all nodes, at the place in the environment, and return the report as
+    one line of JSON."""
     raw = json.loads(os.environ[PLACE_VARIABLE])
-    report = take_part(
+    report = run_all_steps(
         Place(**{**raw, "meeting": tuple(raw["meeting"])}),
         on_step=lambda report: write_report(folder / "report", report),
     )
@@ -139,7 +145,7 @@ TRIALS: dict[str, Callable[[Path, Kind], list[Finding]]] = {
 
 
 def main(arguments: list[str]) -> None:
-    """Run the trial and write its findings; a MilesError becomes a finding, anything else a
+    """Run the trial and write its findings; a MilesError becomes a finding, any other error a
     traceback in the log."""
     name, folder, kind = arguments
     reply = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -35,7 +35,7 @@ from milescli.models.adapter import (
     LoraShape,
     Place,
     adapter_table,
-    merged,
+    merge_weight,
     outer_module,
     pairs_of,
     peft_name,
@@ -62,7 +62,7 @@ class Adapter:
     """Alphas of modules that differ from `alpha`."""
     shared: Mapping[str, str] = field(default_factory=dict)
     """Module of all experts of a layer (`mlp.experts.up_proj`) -> lora_A or lora_B, which is one
-    for all of them; `pairs` has a pair of each expert all the same."""
+    for all of them; `pairs` still has a pair of each expert."""
     saved: Mapping[str, Tensor] = field(default_factory=dict)
     """Whole tensors that were trained beside the pairs (`modules_to_save`), by name in the base
     model's folder."""
@@ -92,10 +92,11 @@ class Adapter:
 def adapter_of(
     tensors: Mapping[str, Tensor], table: WeightTable, shape: LoraShape, *, base_model: Path
 ) -> Adapter:
-    """Make an adapter of `tensors`, named as in the adapter's `table`."""
+    """Make an adapter from `tensors`, named as in the adapter's `table`."""
     return Adapter(
         pairs={
-            module: (_at(a, tensors), _at(b, tensors)) for module, (a, b) in pairs_of(table).items()
+            module: (_tensor_at(a, tensors), _tensor_at(b, tensors))
+            for module, (a, b) in pairs_of(table).items()
         },
         alpha=shape.alpha,
         rank=shape.rank,
@@ -106,12 +107,13 @@ def adapter_of(
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read a PEFT folder; safetensors only. Raises CheckpointError as `read_outline`."""
+    """Read a PEFT folder; reads safetensors only. Raises CheckpointError as `read_outline` does."""
     outline = read_outline(folder)
     tensors = load_file(folder / PEFT_WEIGHTS)
     return Adapter(
         pairs={
-            module: (_at(a, tensors), _at(b, tensors)) for module, (a, b) in outline.pairs.items()
+            module: (_tensor_at(a, tensors), _tensor_at(b, tensors))
+            for module, (a, b) in outline.pairs.items()
         },
         alpha=outline.alpha,
         rank=outline.rank,
@@ -123,7 +125,7 @@ def read_adapter(folder: Path) -> Adapter:
     )
 
 
-def _at(place: Place, tensors: Mapping[str, Tensor]) -> Tensor:
+def _tensor_at(place: Place, tensors: Mapping[str, Tensor]) -> Tensor:
     tensor = tensors[place.name]
     return tensor if place.row is None else tensor[place.row]
 
@@ -186,7 +188,8 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
 
 
 def _padded(first: Tensor, second: Tensor, *, rank: int) -> tuple[Tensor, Tensor]:
-    """Zero rows and columns up to the adapter's rank, which leave B A as it is."""
+    """Pad A and B with zero rows and columns up to the adapter's rank, which leaves B A
+    unchanged."""
     missing = rank - first.shape[0]
     if missing <= 0:
         return first, second
@@ -198,10 +201,10 @@ def _padded(first: Tensor, second: Tensor, *, rank: int) -> tuple[Tensor, Tensor
 HEAD = OUTPUT_LAYER.hf[0]
 
 
-def unties(adapter: Adapter, embedding: str) -> bool:
-    """Return whether a base model whose output layer is tied to `embedding` (its name on disk) is
-    not tied any more with the adapter in it, as PEFT has it: it trains one of the two, or both
-    apart from each other."""
+def unties_embeddings(adapter: Adapter, embedding: str) -> bool:
+    """Return True if the adapter gives the output layer other weights than the embedding of a base
+    model that ties the two, as PEFT does: it trains one of them, or both separately. `embedding` is
+    the embedding's name on disk."""
     if HEAD.removesuffix(".weight") in adapter.pairs:
         return True
     head, embedded = adapter.saved.get(HEAD), adapter.saved.get(embedding)
@@ -213,12 +216,13 @@ def unties(adapter: Adapter, embedding: str) -> bool:
 def merge_into(
     tensors: Iterable[Named], adapter: Adapter, *, tied_to: str | None = None
 ) -> Iterator[Named]:
-    """Yield the base model's tensors with the adapter in them. `tied_to`: the embedding that is
-    the base's output layer, too; where the adapter unties them (`unties`), the output layer follows
-    it. Raises CheckpointError for modules that the base has not, and other shapes."""
+    """Yield the base model's tensors with the adapter merged in. `tied_to` is the embedding that
+    also serves as the base's output layer; if the adapter unties them (`unties_embeddings`), the
+    output layer follows it. Raises CheckpointError for modules that the base lacks, and for other
+    shapes."""
     left = set(adapter.pairs) | set(adapter.saved)
     if tied_to is not None:
-        is_apart = unties(adapter, tied_to)
+        is_apart = unties_embeddings(adapter, tied_to)
         left -= set() if is_apart else {HEAD}  # the same as the embedding
         tensors = _with_head(tensors, tied_to) if is_apart else tensors
     for name, tensor in tensors:
@@ -235,7 +239,7 @@ def merge_into(
                     f"{[second.shape[0], first.shape[1]]}",
                     fix="--base DIR   # the model that the adapter was trained on",
                 )
-            tensor = merged(tensor, first, second, scaling=adapter.scaling(module))
+            tensor = merge_weight(tensor, first, second, scaling=adapter.scaling(module))
             left.discard(module)
         yield name, tensor
     if left:
@@ -270,8 +274,8 @@ PLAIN_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def read_trained_adapter(checkpoint: Path, *, base: Path) -> Adapter | None:
-    """Read the adapter of a checkpoint; None if the run trained all weights. `base` is the folder
-    of its model. Raises CheckpointError if both do not belong together."""
+    """Read the adapter of a checkpoint; return None if the run trained all weights. `base` is the
+    folder of its model. Raises CheckpointError if the two do not belong together."""
     recorded = read_shape(checkpoint)
     if recorded is None:
         return None
@@ -289,7 +293,7 @@ def read_trained_adapter(checkpoint: Path, *, base: Path) -> Adapter | None:
 def _rounding_of_run(
     checkpoint: Path, base: Path
 ) -> Callable[[Iterable[Named]], Iterator[Named]] | None:
-    """Return the rounding of the run's base weights; None if its trainer used them unrounded."""
+    """Return the rounding of the run's base weights, or None if its trainer used them unrounded."""
     run = RunDir(checkpoint.absolute().parents[1])
     if not run.plan_file.is_file() or not run.is_run:
         return None
@@ -305,7 +309,8 @@ def _rounding_of_run(
 
 
 def read_merged(base: Path, adapter: Adapter, of_base: WeightTable) -> Iterator[Named]:
-    """Yield the base model's tensors with the adapter merged in; the folder is open meanwhile."""
+    """Yield the base model's tensors with the adapter merged in; keeps the folder open
+    meanwhile."""
     with open_source(base) as source:
         on_disk = table(load_facts(base)).as_on_disk(source.names(), source.shape)
         tensors = read_folder(source, of_base, on_disk=on_disk)
@@ -315,8 +320,8 @@ def read_merged(base: Path, adapter: Adapter, of_base: WeightTable) -> Iterator[
 
 
 def write_merged(target: Path, adapter: Adapter, *, base: Path) -> None:
-    """Write the merged model as a Hugging Face folder, which must not exist or be empty. Raises
-    CheckpointError."""
+    """Write the merged model as a Hugging Face folder, which must not exist or must be empty.
+    Raises CheckpointError."""
     facts = load_facts(base)
     if facts.dtype not in PLAIN_OF:
         raise CheckpointError(

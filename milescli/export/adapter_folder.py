@@ -1,5 +1,5 @@
-"""Writes an adapter as a PEFT folder with its card: under a temporary name, and moves it into place
-once it is read back."""
+"""Writes an adapter as a PEFT folder with its card under a temporary name, and moves it into place
+after reading it back."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from milescli.core.private import without_private
 from milescli.core.units import format_count
 from milescli.export.adapter import Adapter, read_adapter, write_adapter
 from milescli.export.card import CARD_NAME
-from milescli.export.folder import whole_or_nothing
-from milescli.export.story import HUB_NAME
+from milescli.export.folder import atomic_folder
+from milescli.export.provenance import HUB_NAME
 
 _PEFT = """
 ```python
@@ -29,9 +29,9 @@ _TOLERANCE = 1e-5
 
 
 def write_adapter_folder(out: Path, adapter: Adapter) -> tuple[str, ...]:
-    """Write `out`, which must not exist. Returns notes for the user. Raises CheckpointError if
+    """Write `out`, which must not exist, and return notes for the user. Raises CheckpointError if
     reading back shows a difference."""
-    with whole_or_nothing(out) as part:
+    with atomic_folder(out) as part:
         write_adapter(part, adapter)
         _require_same(read_adapter(part), adapter)
         notes = _notes(adapter)

@@ -13,9 +13,9 @@ from milescli import __version__
 from milescli.core.files import parse_yaml, read_regular_text
 from milescli.core.private import without_private
 from milescli.core.units import format_bytes, format_count
-from milescli.export.folder import Folder
+from milescli.export.folder import WrittenFolder
+from milescli.export.provenance import Provenance
 from milescli.export.reward_curve import reward_curve
-from milescli.export.story import Story
 from milescli.models.base import WeightTable, read_config
 from milescli.recipe.schema import Recipe
 
@@ -35,35 +35,37 @@ _FORMATS = {
 
 
 def model_card(
-    folder: Folder,
+    folder: WrittenFolder,
     *,
     table: WeightTable,
     base: Path,
     name: str,
-    story: Story | None,
+    provenance: Provenance | None,
     base_model: str | None = None,
 ) -> dict[str, str]:
     """Return file name -> text: the card, and the curve if there is one. `base` is the folder of
-    config and tokenizer. `story` None means that the weights come from no run of ours; `base_model`
-    is then their origin on the hub."""
+    config and tokenizer. `provenance` None means that the weights come from no run of miles;
+    `base_model` is then their origin on the hub."""
     files = {}
-    if story is not None and (story.rewards or story.evals):
-        accuracies = [(point.step, point.accuracy) for point in story.evals]
-        files[CURVE_NAME] = reward_curve(story.rewards, accuracies, title=f"{name}: reward by step")
+    if provenance is not None and (provenance.rewards or provenance.evals):
+        accuracies = [(point.step, point.accuracy) for point in provenance.evals]
+        files[CURVE_NAME] = reward_curve(
+            provenance.rewards, accuracies, title=f"{name}: reward by step"
+        )
     parts = [
-        _front_matter(folder, base=base, story=story, base_model=base_model),
-        *_body(folder, table=table, name=name, story=story, files=files),
+        _front_matter(folder, base=base, provenance=provenance, base_model=base_model),
+        *_body(folder, table=table, name=name, provenance=provenance, files=files),
     ]
     files[CARD_NAME] = without_private("\n\n".join(parts) + "\n")
     return files
 
 
 def _front_matter(
-    folder: Folder, *, base: Path, story: Story | None, base_model: str | None
+    folder: WrittenFolder, *, base: Path, provenance: Provenance | None, base_model: str | None
 ) -> str:
     config = read_config(base)
     fields: dict[str, object] = {}
-    if made_from := story.base_model if story is not None else base_model:
+    if made_from := provenance.base_model if provenance is not None else base_model:
         fields["base_model"] = made_from
         fields["base_model_relation"] = "finetune"
     if license := base_license(base):
@@ -73,8 +75,8 @@ def _front_matter(
         "pipeline_tag": "image-text-to-text" if "vision_config" in config else "text-generation",
     }
     tags = ["miles", "sglang"]
-    if story is not None and story.step:
-        tags += ["reinforcement-learning", _algorithm(story.recipe)]
+    if provenance is not None and provenance.step:
+        tags += ["reinforcement-learning", _algorithm(provenance.recipe)]
     fields["tags"] = [
         *tags,
         *([folder.format] if folder.format not in ("bf16", "fp16", "fp32") else []),
@@ -83,7 +85,7 @@ def _front_matter(
 
 
 def base_license(base: Path) -> str | None:
-    """Return the license in the base model's own card; None if it names none or there is no
+    """Return the license in the base model's own card, or None if it names none or there is no
     card."""
     try:
         text = read_regular_text(base / CARD_NAME)
@@ -95,7 +97,12 @@ def base_license(base: Path) -> str | None:
 
 
 def _body(
-    folder: Folder, *, table: WeightTable, name: str, story: Story | None, files: dict[str, str]
+    folder: WrittenFolder,
+    *,
+    table: WeightTable,
+    name: str,
+    provenance: Provenance | None,
+    files: dict[str, str],
 ) -> Iterator[str]:
     facts = table.facts
     yield f"# {name}"
@@ -103,27 +110,27 @@ def _body(
     if facts.num_experts:
         size += f" ({format_count(table.num_active_parameters)} active)"
     kind = f"A {facts.family} model of {size}, stored as {_FORMATS[folder.format]}."
-    if story is not None and story.step:
+    if provenance is not None and provenance.step:
         origin = (
-            f"[{story.base_model}](https://huggingface.co/{story.base_model})"
-            if story.base_model
+            f"[{provenance.base_model}](https://huggingface.co/{provenance.base_model})"
+            if provenance.base_model
             else "a model that is not on the hub"
         )
-        if story.recipe.model.scratch is not None:
+        if provenance.recipe.model.scratch is not None:
             origin = "a small model made from a seed"
         kind += (
             f" Trained from {origin} with reinforcement learning by miles {__version__}, "
-            f"{story.step} steps."
+            f"{provenance.step} steps."
         )
     yield kind
-    if story is not None and story.step:
-        yield from _training(story, has_curve=CURVE_NAME in files)
+    if provenance is not None and provenance.step:
+        yield from _training(provenance, has_curve=CURVE_NAME in files)
     yield from _weights(folder)
     yield _use(name, sees_images=facts.vision is not None)
 
 
-def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
-    recipe = story.recipe
+def _training(provenance: Provenance, *, has_curve: bool) -> Iterator[str]:
+    recipe = provenance.recipe
     yield "## Training"
     if recipe.description:
         yield recipe.description
@@ -136,22 +143,22 @@ def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
             f"{1 + recipe.train.clip_high:g}], {recipe.train.aggregation}, "
             f"KL weight {recipe.train.kl_coef:g}, entropy weight {recipe.train.entropy_coef:g}",
             "reward": f"`{recipe.rollout.reward_name}`",
-            "steps": f"{story.step} of {recipe.rollout.prompts_per_step} prompts x "
+            "steps": f"{provenance.step} of {recipe.rollout.prompts_per_step} prompts x "
             f"{recipe.rollout.samples_per_prompt} answers"
             + (f", after {recipe.warmup.steps} supervised steps" if recipe.warmup.steps else ""),
             "answers": f"up to {recipe.rollout.max_response_tokens} tokens at temperature "
             f"{recipe.rollout.temperature:g}",
             "learning rate": f"{recipe.train.optimizer.lr:g} ({recipe.train.optimizer.schedule})",
-            **{f"data: {name}": words for name, words in story.data.items()},
-            "seed": str(story.seed),
+            **{f"data: {name}": words for name, words in provenance.data.items()},
+            "seed": str(provenance.seed),
         },
         head=("", ""),
     )
     if has_curve:
         yield f"![mean reward by step]({CURVE_NAME})"
-    if story.evals:
+    if provenance.evals:
         yield "## Evaluation"
-        first, last = story.evals[0], story.evals[-1]
+        first, last = provenance.evals[0], provenance.evals[-1]
         rows = {
             (
                 "before reinforcement learning" if point.step == 0 else f"step {point.step}"
@@ -160,15 +167,15 @@ def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
         }
         yield f"Mean reward on {last.num_prompts} held-out prompts, measured by the run itself:"
         yield _table(rows, head=("", "accuracy"))
-    if story.versions:
+    if provenance.versions:
         yield (
             "Made with "
-            + ", ".join(f"{package} {version}" for package, version in story.versions.items())
+            + ", ".join(f"{package} {version}" for package, version in provenance.versions.items())
             + "."
         )
 
 
-def _weights(folder: Folder) -> Iterator[str]:
+def _weights(folder: WrittenFolder) -> Iterator[str]:
     measured = folder.measured
     yield "## Weights"
     sentences = [f"{format_bytes(folder.size_bytes)} in safetensors."]
@@ -220,5 +227,5 @@ def _cell(text: str) -> str:
 
 
 def _algorithm(recipe: Recipe) -> str:
-    """As the recipe names it, or its estimator's own name."""
+    """Return the algorithm as the recipe names it, or else its estimator's name."""
     return recipe.train.algorithm or recipe.train.advantage.rpartition(":")[2]

@@ -1,5 +1,5 @@
-"""config.json of an exported folder: the base model's, with the dtype and the `quantization_config`
-of what was written."""
+"""Makes config.json of an exported folder: the base model's, with the dtype and the
+`quantization_config` of what was written."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
 }
-"""Engines' module -> the modules on disk that it joins."""
+"""Module of the engines -> the modules on disk that it joins."""
 
 
 def _fused(plain: Sequence[str]) -> list[str]:

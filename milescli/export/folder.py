@@ -30,12 +30,12 @@ from milescli.checkpoint.hf_folder import (
     write_tensors,
 )
 from milescli.checkpoint.matching import match
-from milescli.checkpoint.record import carry_over, read_record
+from milescli.checkpoint.record import copy_non_weights, read_record
 from milescli.checkpoint.source import QuantisedReader, Source, open_source
 from milescli.core.errors import CheckpointError, MilesError
 from milescli.core.units import format_bytes
 from milescli.export.config import exported_config, patterns_of_passed, with_untied_embeddings
-from milescli.export.stored import Measured, compare, plain, read_entries
+from milescli.export.stored import ReadBackErrors, compare, plain, read_entries
 from milescli.models import load_facts
 from milescli.models.base import CONFIG_NAME, WeightTable, read_config
 from milescli.models.layers import OUTPUT_LAYER
@@ -61,11 +61,12 @@ tells `progress` of its bytes; afterwards it is removed."""
 _OTHER_FOLDER = "--to DIR   # on another disk"
 _OTHER_SCRATCH = "export TMPDIR=DIR   # on another disk; then export again"
 _NOT_CARRIED = ("README.md", "hf_quant_config.json")
-"""The base model's card, which is not this one's, and what ModelOpt says of its quantisation."""
+"""Files of the base model that are not copied: its card, and ModelOpt's description of its
+quantisation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
+class WrittenFolder:
     """Describes what was written."""
 
     path: Path
@@ -73,7 +74,7 @@ class Folder:
     """bf16, fp16, fp32, fp8, mxfp8, int4, nvfp4 or mxfp4"""
     size_bytes: int
     """Bytes of the weights."""
-    measured: Measured
+    measured: ReadBackErrors
     copied: tuple[str, ...] = ()
     """Untrained tensors from the base model's folder: `MTP layers (18 tensors)`."""
     notes: tuple[str, ...] = ()
@@ -140,7 +141,7 @@ class _Job:
                 expected.pop(name)
                 yield name, ends[name].clone()
         if lacking := [name for name in expected if name not in mtp]:
-            raise _lacking(lacking[0])
+            raise _missing_weight_error(lacking[0])
         copied = []
         if self.base is not None:
             untrained = [entry for entry in self.table.entries if entry.hf[0] in expected]
@@ -155,8 +156,8 @@ class _Job:
 
 
 def _copies_in_mtp(table: WeightTable) -> dict[str, list[str]]:
-    """Name of the embedding, and of the output layer -> names of copies that MTP layers have of
-    it."""
+    """Map the names of the embedding and of the output layer to the names of the copies that MTP
+    layers have of them."""
     copies = defaultdict[str, list[str]](list)
     for entry in table.entries:
         if entry.mtp is not None and entry.rule.optional:
@@ -173,24 +174,24 @@ def write_folder(
     read: ReadTensors,
     base: Path,
     format: str,
-    card: Callable[[Folder], Mapping[str, str]],
+    card: Callable[[WrittenFolder], Mapping[str, str]],
     watch: Watch = lambda total: nullcontext(lambda num_bytes: None),
     max_shard_bytes: int = 4 * 2**30,
     choose: Choose = choose_whole,
     beside: Plain = "bf16",
     deliver: Deliver | None = None,
-) -> Folder:
-    """Write `out`, which must not exist. `base` provides config, tokenizer and untrained parts; it
-    may lack weights. `card` maps the result to file name -> text. `watch` gets the total bytes to
-    write and read back, and then each tensor's. `choose` says which tensors a format quantises,
-    `beside` how the others are stored. With `deliver`, each file of weights is handed over when it
-    was read back, and `out` has the others: the disk needs room for one.
+) -> WrittenFolder:
+    """Write `out`, which must not exist, and return what was written. `base` provides config,
+    tokenizer and untrained parts; it may lack weights. `card` maps the result to file name -> text.
+    `watch` gets the total bytes to write and read back, and then those of each tensor. `choose`
+    selects the tensors that a format quantises; `beside` is the format of the others. With
+    `deliver`, each file of weights is handed over after it was read back, and `out` gets the other
+    files: the disk needs space for one.
 
     Raises CheckpointError if `out` is in use, the disk is too small, a weight is missing, or
-    reading back shows a difference; nothing is left then.
-    """
-    refuse_used(out)
-    with whole_or_nothing(out) as part:
+    reading back shows a difference; then nothing is left."""
+    refuse_existing(out)
+    with atomic_folder(out) as part:
         with ExitStack() as open_files:
             job, config, notes = _plan(
                 table,
@@ -210,7 +211,7 @@ def write_folder(
                 size, measured = _stream(
                     part, job, config, deliver=deliver, max_shard_bytes=max_shard_bytes
                 )
-            carry_over(base, part)
+            copy_non_weights(base, part)
             for name in _NOT_CARRIED:
                 (part / name).unlink(missing_ok=True)
             (part / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -222,7 +223,7 @@ def write_folder(
                     "config.json has multi-token-prediction layers whose weights are nowhere: "
                     f"{len(job.absent_mtp)} tensors lack"
                 )
-            done = Folder(
+            done = WrittenFolder(
                 path=out,
                 format=format,
                 size_bytes=size,
@@ -236,8 +237,9 @@ def write_folder(
 
 
 @contextmanager
-def whole_or_nothing(out: Path) -> Iterator[Path]:
-    """Give a folder to write, which becomes `out` at the end of the block; an error removes it."""
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """Provide a folder to write, which becomes `out` at the end of the block; remove it on an
+    error."""
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.part-{os.getpid()}")
     part.mkdir()
@@ -251,8 +253,8 @@ def whole_or_nothing(out: Path) -> Iterator[Path]:
         raise
 
 
-def refuse_used(out: Path) -> None:
-    """Raise CheckpointError if something exists at `out`."""
+def refuse_existing(out: Path) -> None:
+    """Raise CheckpointError if there is a file or a folder with content at `out`."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(
             f"{out} already exists",
@@ -353,7 +355,7 @@ def _notes(source: Source | None, choices: Mapping[str, Choice]) -> list[str]:
 
 
 def _write(part: Path, job: _Job, *, max_shard_bytes: int) -> int:
-    with _explained(part, fix=_OTHER_FOLDER):
+    with _as_checkpoint_error(part, fix=_OTHER_FOLDER):
         return write_tensors(part, job.stored(), max_shard_bytes=max_shard_bytes)
 
 
@@ -364,9 +366,9 @@ def _stream(
     *,
     deliver: Deliver,
     max_shard_bytes: int,
-) -> tuple[int, Measured]:
-    """Write a file of weights, compare it with the weights, which are made again, and hand it over,
-    one after the other; then the index. Returns (bytes of all tensors, what was measured)."""
+) -> tuple[int, ReadBackErrors]:
+    """Write the weights file by file: compare each with the weights, which are made again, and hand
+    it over; then write the index. Return (bytes of all tensors, result of reading back)."""
     parts = _parts_of(job)
     owner = {name: plain_name for plain_name, names in parts.items() for name in names}
 
@@ -374,12 +376,12 @@ def _stream(
         there = set(names)
         return all(parts[owner[name]] <= there for name in there if name in owner)
 
-    again, measured, weight_map = _Again(job.tensors()), Measured(), dict[str, str]()
+    again, measured, weight_map = _SecondPass(job.tensors()), ReadBackErrors(), dict[str, str]()
     number = total = 0
     alone = part / "shard"  # a folder that holds one file can be read back by itself
     alone.mkdir()
     (alone / CONFIG_NAME).write_text(json.dumps(config), encoding="utf-8")
-    with _explained(part, fix=_OTHER_SCRATCH):
+    with _as_checkpoint_error(part, fix=_OTHER_SCRATCH):
         for shard in shard_files(
             part, job.stored(), max_shard_bytes=max_shard_bytes, may_end=is_whole
         ):
@@ -415,8 +417,9 @@ def _parts_of(job: _Job) -> dict[str, set[str]]:
     }
 
 
-class _Again:
-    """Yields tensors a second time, some at a time; those that come before their turn wait."""
+class _SecondPass:
+    """Yields tensors a second time, some at a time; keeps those that come before they are
+    requested."""
 
     def __init__(self, tensors: Iterator[Named]) -> None:
         self._tensors, self._waiting = tensors, dict[str, torch.Tensor]()
@@ -437,8 +440,8 @@ class _Again:
 
 
 @contextmanager
-def _explained(part: Path, *, fix: str) -> Iterator[None]:
-    """Raise CheckpointError, with this fix, where files cannot be written."""
+def _as_checkpoint_error(part: Path, *, fix: str) -> Iterator[None]:
+    """Raise CheckpointError with this fix if files cannot be written."""
     try:
         yield
     except MilesError:
@@ -453,9 +456,9 @@ def _explained(part: Path, *, fix: str) -> Iterator[None]:
 
 
 def _require_space(part: Path, job: _Job, *, at_once: int | None) -> int:
-    """Return the bytes of all weights. `at_once`: largest size of a file, where one lies there at a
-    time (a larger tensor has a file of its own); None: all do. Raises CheckpointError, before hours
-    are spent, where the disk has no room for them."""
+    """Return the bytes of all weights. `at_once` is the largest size of a file if only one is on
+    the disk at a time (a larger tensor has its own file); None means that all are. Raises
+    CheckpointError if the disk lacks the space, before hours are spent."""
     sizes = list[int]()
     for name, shape in job.table.hf_shapes().items():
         choice = job.choices.get(name)
@@ -492,7 +495,7 @@ def _copied(job: _Job) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _lacking(name: str) -> CheckpointError:
+def _missing_weight_error(name: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint lacks `{name}`",
         why="config.json says that the model has it, so the checkpoint belongs to another model",

@@ -1,5 +1,5 @@
-"""The outline of a LoRA adapter's PEFT folder: what adapter_config.json and the header of
-adapter_model.safetensors say. Loads no torch: checks before a run read it, and `adapter` reads the
+"""Reads the outline of a LoRA adapter's PEFT folder: adapter_config.json and the header of
+adapter_model.safetensors. Loads no torch; checks before a run use it, and `adapter` reads the
 numbers by it."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.checkpoint.safetensors_file import SafetensorsFile, Stored, num_non_finite
+from milescli.checkpoint.safetensors_file import SafetensorsFile, TensorLocation, num_non_finite
 from milescli.core.errors import CheckpointError
 from milescli.core.files import read_json
 from milescli.models.adapter import PEFT_PREFIX, PEFT_WEIGHTS, A, B, Place, of_expert
@@ -18,8 +18,8 @@ from milescli.models.adapter import PEFT_PREFIX, PEFT_WEIGHTS, A, B, Place, of_e
 CONFIG_FILE = "adapter_config.json"
 _A, _B = (f".{which}.weight" for which in (A, B))
 _WRAPPERS = re.compile(r"\.modules_to_save(?:\.default)?|\.base_layer")
-"""What PEFT writes into the names of whole tensors: of a module that is trained as a whole, and of
-the base's weight below a pair (it saves that of an embedding or output layer)."""
+"""Parts that PEFT adds to names of whole tensors: of a module that is trained as a whole, and of
+the base's weight below a pair (it saves those of embedding and output layers)."""
 _UNKNOWN_FORMS = (
     "use_dora",
     "use_qalora",
@@ -39,9 +39,9 @@ class AdapterOutline:
     """Describes a LoRA adapter in a folder, without its numbers."""
 
     pairs: Mapping[str, tuple[Place, Place]]
-    """module, as the base model names it -> where A [r, in] and B [out, r] lie"""
+    """Module, as the base model names it -> places of A [r, in] and B [out, r]."""
     shapes: Mapping[str, tuple[Shape, Shape]]
-    """module -> shapes of A and B"""
+    """Module -> shapes of A and B."""
     alpha: float
     rank: int
     use_rslora: bool
@@ -62,7 +62,7 @@ class AdapterOutline:
 
 
 def scaling_of(alpha: float, rank: int, *, use_rslora: bool) -> float:
-    """Return the factor of B A of a module. Its rank is its matrix's."""
+    """Return the factor of B A for a module; `rank` is that of its matrices."""
     return alpha / math.sqrt(rank) if use_rslora else alpha / rank
 
 
@@ -72,8 +72,8 @@ def is_adapter(folder: Path) -> bool:
 
 
 def read_outline(folder: Path) -> AdapterOutline:
-    """Read the outline of a PEFT folder; safetensors only. Raises CheckpointError if it is no plain
-    LoRA, if its parts do not fit together, or if a number is NaN or infinite."""
+    """Read the outline of a PEFT folder; reads safetensors only. Raises CheckpointError if it is
+    not a plain LoRA, if its parts do not fit together, or if a number is NaN or infinite."""
     config, tensors = _read_config(folder), _read_tensors(folder)
     names: dict[str, dict[str, str]] = {_A: {}, _B: {}}
     saved = {}
@@ -83,19 +83,21 @@ def read_outline(folder: Path) -> AdapterOutline:
         if end is not None:
             names[end][plain.removesuffix(end)] = name
         elif "lora_" in name:
-            raise _unusable(folder, why=f"`{name}` is not a matrix of a plain LoRA")
+            raise _unusable_error(folder, why=f"`{name}` is not a matrix of a plain LoRA")
         else:
             saved[_WRAPPERS.sub("", plain)] = name
     if odd := sorted(names[_A].keys() ^ names[_B].keys()):
-        raise _unusable(folder, why=f"`{odd[0]}` has only one of lora_A and lora_B")
-    pairs, shapes, shared = _of_each_expert(names, tensors)
+        raise _unusable_error(folder, why=f"`{odd[0]}` has only one of lora_A and lora_B")
+    pairs, shapes, shared = _pairs_by_expert(names, tensors)
     for module, (first, second) in shapes.items():
         if len(first) != 2 or len(second) != 2 or first[0] != second[1]:
-            raise _unusable(folder, why=f"`{module}` has A {list(first)} and B {list(second)}")
+            raise _unusable_error(
+                folder, why=f"`{module}` has A {list(first)} and B {list(second)}"
+            )
     try:
         alphas = _alphas(config, pairs)
     except ValueError as error:
-        raise _unusable(folder, why=str(error)) from None
+        raise _unusable_error(folder, why=str(error)) from None
     return AdapterOutline(
         pairs=pairs,
         shapes=shapes,
@@ -109,11 +111,11 @@ def read_outline(folder: Path) -> AdapterOutline:
     )
 
 
-def _of_each_expert(
-    names: Mapping[str, Mapping[str, str]], tensors: Mapping[str, Stored]
+def _pairs_by_expert(
+    names: Mapping[str, Mapping[str, str]], tensors: Mapping[str, TensorLocation]
 ) -> tuple[dict[str, tuple[Place, Place]], dict[str, tuple[Shape, Shape]], dict[str, str]]:
-    """Return (pairs, shapes, shared) of an outline. Some pairs are of all experts of a layer:
-    [experts, ...] and [1, ...], as SGLang has them."""
+    """Return (pairs, shapes, shared) of an outline. A pair may hold all experts of a layer:
+    [experts, ...] and [1, ...], as in SGLang."""
     pairs: dict[str, tuple[Place, Place]] = {}
     shapes: dict[str, tuple[Shape, Shape]] = {}
     shared: dict[str, str] = {}
@@ -136,8 +138,8 @@ def _of_each_expert(
 
 def _alphas(config: Mapping[str, object], modules: Iterable[str]) -> dict[str, float]:
     """Return the alphas of modules that `alpha_pattern` matches, as PEFT does: its keys are regular
-    expressions for the end of a module's name, and the first that matches wins. Raises ValueError
-    for what is no such pattern."""
+    expressions for the end of a module's name, and the first match wins. Raises ValueError for an
+    invalid pattern."""
     patterns = config.get("alpha_pattern") or {}
     if not isinstance(patterns, Mapping):
         raise ValueError(f"`alpha_pattern: {patterns}` is not an object")
@@ -160,27 +162,28 @@ def _read_config(folder: Path) -> dict[str, object]:
     try:
         config = read_json(folder / CONFIG_FILE)
     except (OSError, ValueError) as error:
-        raise _unusable(folder, why=f"{CONFIG_FILE} cannot be read: {error}") from error
+        raise _unusable_error(folder, why=f"{CONFIG_FILE} cannot be read: {error}") from error
     if not isinstance(config, dict):
-        raise _unusable(folder, why=f"{CONFIG_FILE} does not contain a JSON object")
+        raise _unusable_error(folder, why=f"{CONFIG_FILE} does not contain a JSON object")
     for name, kind in (("r", int), ("lora_alpha", int | float)):
         if not isinstance(config.get(name), kind) or config[name] <= 0:
-            raise _unusable(folder, why=f"{CONFIG_FILE} has `{name}: {config.get(name)}`")
+            raise _unusable_error(folder, why=f"{CONFIG_FILE} has `{name}: {config.get(name)}`")
     if str(config.get("peft_type")).upper() != "LORA":
-        raise _unusable(
+        raise _unusable_error(
             folder, why=f"its type is {config.get('peft_type')}, but miles supports only LORA"
         )
     if odd := [name for name in _UNKNOWN_FORMS if config.get(name)]:
-        raise _unusable(
+        raise _unusable_error(
             folder, why=f"`{odd[0]}: {config[odd[0]]}` makes it more than W + scaling * B A"
         )
     if config.get("bias") not in (None, "none"):
-        raise _unusable(folder, why=f"`bias: {config['bias']}` also trains biases")
+        raise _unusable_error(folder, why=f"`bias: {config['bias']}` also trains biases")
     return config
 
 
-def _read_tensors(folder: Path) -> dict[str, Stored]:
-    """Return the header of its weights, whose numbers are all finite."""
+def _read_tensors(folder: Path) -> dict[str, TensorLocation]:
+    """Return the header of the folder's weights. Raises CheckpointError if a number is not
+    finite."""
     path = folder / PEFT_WEIGHTS
     if not path.is_file():
         pickled = (folder / "adapter_model.bin").is_file()
@@ -189,21 +192,21 @@ def _read_tensors(folder: Path) -> dict[str, Stored]:
             if pickled
             else f"it has no {PEFT_WEIGHTS}"
         )
-        raise _unusable(folder, why=why)
+        raise _unusable_error(folder, why=why)
     try:
         file = SafetensorsFile(path)
     except CheckpointError as error:
-        raise _unusable(folder, why=f"{PEFT_WEIGHTS}: {error.why}") from error
+        raise _unusable_error(folder, why=f"{PEFT_WEIGHTS}: {error.why}") from error
     file.close()
     for name, stored in file.tensors.items():
         if number := num_non_finite(path, stored):
-            raise _unusable(
+            raise _unusable_error(
                 folder, why=f"{number} numbers of `{name}` in {PEFT_WEIGHTS} are NaN or infinite"
             )
     return file.tensors
 
 
-def _unusable(folder: Path, *, why: str) -> CheckpointError:
+def _unusable_error(folder: Path, *, why: str) -> CheckpointError:
     return CheckpointError(
         f"`{folder}` is not a supported adapter",
         why=why,

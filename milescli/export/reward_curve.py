@@ -1,6 +1,6 @@
-"""The picture of a model card: reward over steps as SVG text, in the colours of the light and the
-dark theme, without scripts and without fonts from elsewhere. Pure. Runs are looked at on the page
-of `milescli.web`, whose charts need a browser."""
+"""Draws the picture of a model card: reward over steps as SVG text, in the colours of the light and
+the dark theme, without scripts and external fonts. Pure. The page of `milescli.web`, whose charts
+need a browser, shows runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from html import escape
 WIDTH, HEIGHT = 720, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 34, 40
 _LETTER = 6.6
-"""Pixels that a letter of the legend takes, about."""
+"""Approximate width in pixels of a letter of the legend."""
 _COLORS = (("#2563eb", "#60a5fa"), ("#d97706", "#fbbf24"))
 """(light, dark) of the rewards, and of the accuracies."""
 _PAPER, _INK, _GRID = ("#ffffff", "#0f172a"), ("#334155", "#cbd5e1"), ("#cbd5e1", "#334155")
@@ -33,8 +33,8 @@ Point = tuple[float, float]
 
 def reward_curve(rewards: Sequence[Point], evals: Sequence[Point], *, title: str) -> str:
     """Draw (step, mean reward of the step) as a line and (step, accuracy on held-out prompts) as
-    dots, and return the whole SVG file. Points that are not finite are left out; raises
-    AssertionError where no point is finite."""
+    dots, and return the whole SVG file. Omits points that are not finite; raises AssertionError if
+    no point is finite."""
     line, dots = finite(rewards), finite(evals)
     assert line or dots, "a picture needs a point"
     xs, ys = zip(*line, *dots, strict=True)
@@ -58,8 +58,8 @@ def reward_curve(rewards: Sequence[Point], evals: Sequence[Point], *, title: str
         f"<style>{_DARK}</style>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" class="mp-paper" fill="{_PAPER[0]}"/>',
         f'<text x="12" y="20" {_INK_FILL} font-weight="bold">{escape(title)}</text>',
-        *(_upright([(value, place((across[0], value))[1]) for value in up])),
-        *(_level([(value, place((value, up[0]))[0]) for value in across])),
+        *(_vertical_axis([(value, place((across[0], value))[1]) for value in up])),
+        *(_horizontal_axis([(value, place((value, up[0]))[0]) for value in across])),
         *_legend([("mean reward", bool(line)), ("held-out accuracy", bool(dots))]),
     ]
     few = [place(point) for point in thinned(line, WIDTH)]
@@ -92,8 +92,8 @@ def finite(points: Sequence[Point]) -> list[Point]:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """Return at most `most` points, at least four, in their order: the first and the last of all,
-    and of each stretch between them the lowest and the highest, so that no spike is lost."""
+    """Return at most `most` points (at least four) in their order: the first and the last, and the
+    lowest and the highest of each stretch between them, so that no spike is lost."""
     assert most >= 4, most
     if len(points) <= most:
         return list(points)
@@ -111,8 +111,8 @@ def _fill(color: int) -> str:
     return f'class="mp-f{color}" fill="{_COLORS[color][0]}"'
 
 
-def _upright(marks: Sequence[Point]) -> list[str]:
-    """Draw the upright axis: (value, y) of each line of the grid."""
+def _vertical_axis(marks: Sequence[Point]) -> list[str]:
+    """Draw the vertical axis: (value, y) of each grid line."""
     body = []
     for value, y in marks:
         body.append(
@@ -125,8 +125,8 @@ def _upright(marks: Sequence[Point]) -> list[str]:
     return body
 
 
-def _level(marks: Sequence[Point]) -> list[str]:
-    """Draw the words below the level axis: (value, x) of each."""
+def _horizontal_axis(marks: Sequence[Point]) -> list[str]:
+    """Draw the labels of the horizontal axis: (value, x) of each."""
     body = [
         f'<text x="{x}" y="{HEIGHT - 22}" {_INK_FILL} text-anchor="middle">{value:g}</text>'
         for value, x in marks
@@ -136,7 +136,7 @@ def _level(marks: Sequence[Point]) -> list[str]:
 
 
 def _legend(names: Sequence[tuple[str, bool]]) -> list[str]:
-    """Name what is drawn, from the right edge on."""
+    """Draw the legend, from the right edge on."""
     body, right = [], float(WIDTH - _RIGHT)
     for color, (name, is_drawn) in reversed([*enumerate(names)]):
         if is_drawn:

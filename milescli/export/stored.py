@@ -20,7 +20,7 @@ from milescli.models.precision import Choice
 
 
 @dataclass(slots=True, kw_only=True)
-class Measured:
+class ReadBackErrors:
     """Holds the result of reading back, over all quantised tensors."""
 
     num_plain: int = 0
@@ -39,7 +39,7 @@ class Measured:
             math.sqrt(self.squared_difference / self.squared_weight) if self.squared_weight else 0.0
         )
 
-    def add(self, other: Measured) -> None:
+    def add(self, other: ReadBackErrors) -> None:
         """Add what was read back of other tensors."""
         self.num_plain += other.num_plain
         self.num_quantised += other.num_quantised
@@ -59,42 +59,42 @@ def compare(
     choices: Mapping[str, Choice],
     dtypes: Mapping[str, torch.dtype],
     scheme: Scheme | None,
-) -> Measured:
-    """Compare what is on disk with `tensors`, which are made again: plain ones bit for bit,
+) -> ReadBackErrors:
+    """Compare the tensors on disk with `tensors`, which are made again: plain ones bit for bit,
     quantised ones with the weight, element by element within the format's bound. Raises
-    CheckpointError that names the first tensor that fails or is superfluous."""
-    measured = Measured()
+    CheckpointError that names the first tensor that differs or is superfluous."""
+    measured = ReadBackErrors()
     seen = set()
     for name, tensor in tensors:
         seen.add(name)
         if name not in source:
-            raise _wrong(name, why="it is missing from the folder")
+            raise _mismatch_error(name, why="it is missing from the folder")
         choice = choices.get(name)
         if source.shape(name) != tuple(tensor.shape):
-            raise _wrong(
+            raise _mismatch_error(
                 name, why=f"it is {list(source.shape(name))} on disk, but was {list(tensor.shape)}"
             )
         if choice is None or choice.form is None:
             on_disk = source.read_region(name, *((0, length) for length in tensor.shape))
             expected = plain(tensor, dtypes[name])
             if on_disk.dtype != expected.dtype or not torch.equal(on_disk, expected):
-                raise _wrong(name, why="the content on disk differs from what was written")
+                raise _mismatch_error(name, why="the content on disk differs from what was written")
             measured.num_plain += 1
             continue
         assert isinstance(source, QuantisedReader) and scheme is not None
         _compare_quantised(name, tensor, source, scheme, measured)
         measured.num_quantised += 1
     if extra := sorted(set(source.names()) - seen):
-        raise _wrong(extra[0], why="this name should not exist in the export")
+        raise _mismatch_error(extra[0], why="this name should not exist in the export")
     return measured
 
 
 def _compare_quantised(
-    name: str, tensor: Tensor, source: QuantisedReader, scheme: Scheme, measured: Measured
+    name: str, tensor: Tensor, source: QuantisedReader, scheme: Scheme, measured: ReadBackErrors
 ) -> None:
     parts = source.parts(name)
     if parts is None:
-        raise _wrong(name, why="it should be quantised, but is not")
+        raise _mismatch_error(name, why="it should be quantised, but is not")
     codec = scheme.codec
     for number, matrix in enumerate(matrices(tensor, scheme)):
         one = {role: part[number] if scheme.transposed else part for role, part in parts.items()}
@@ -117,7 +117,7 @@ def _compare_quantised(
                     piece.shape[1],
                 )
                 row, column = first + where[0], where[1]
-                raise _wrong(
+                raise _mismatch_error(
                     name,
                     why=f"at [{row}, {column}] {codec.name} reads "
                     f"{float(codec.dequantise(own)[where]):.6g} for {float(piece[where]):.6g}, "
@@ -128,7 +128,7 @@ def _compare_quantised(
             measured.squared_weight += float((piece.double() ** 2).sum())
 
 
-def _wrong(name: str, *, why: str) -> CheckpointError:
+def _mismatch_error(name: str, *, why: str) -> CheckpointError:
     return CheckpointError(
         f"`{name}` was exported incorrectly, and the folder was removed",
         why=why,

@@ -1,1 +1,1 @@
-"""The families, models and recipes to choose from, as data. Takes no device."""
+"""Lists the families, models and recipes to choose from, as data. Takes no device."""

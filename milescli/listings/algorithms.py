@@ -1,5 +1,5 @@
-"""`miles algorithms`: the rows of the table, what each sets, and how it learned the quickstart's
-task."""
+"""Implements `miles algorithms`: the rows of the table, what each sets, and how it learned the
+quickstart's task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEASURED_FILE = "algorithms.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """Runs of the quickstart's task, one a seed."""
+    """Holds the results of runs of the quickstart's task, one per seed."""
 
     before: list[float]
     """Greedy accuracy on held-out prompts, of 1."""
@@ -26,7 +26,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmRow:
-    """One algorithm."""
+    """Describes one algorithm."""
 
     name: str
     about: str
@@ -35,7 +35,7 @@ class AlgorithmRow:
     sets: Mapping[str, Setting]
     """What differs from the base."""
     settings: Mapping[str, Setting]
-    """All that it sets."""
+    """All keys that it sets."""
     learned: Learned | None
     """None: not measured."""
 

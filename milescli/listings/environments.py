@@ -1,5 +1,5 @@
-"""`miles envs` and `miles tools`: what ships, what plug-ins bring, and whether it can be had here;
-and an environment held against its contract, in a process of its own."""
+"""Implements `miles envs` and `miles tools`: lists built-in ones and plug-ins, with whether they
+are usable here; checks an environment against its contract in a separate process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from milescli.core.errors import MilesError, RecipeError
-from milescli.core.imports import imported
+from milescli.core.imports import import_object
 from milescli.core.plug_points import ENVIRONMENTS, TOOLS
 from milescli.core.registry import PlugPoint
 from milescli.core.types import Prompt
-from milescli.data.prompt_encoder import NoTokens
+from milescli.data.prompt_encoder import TokenlessEncoder
 from milescli.data.prompt_source import load_source
 from milescli.data.tasks import is_task
 from milescli.recipe.data import Data
@@ -28,31 +28,31 @@ CHECK_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """One environment, or one tool."""
+class ListedPlugin:
+    """Describes one environment or one tool."""
 
     name: str
     about: str
     takes: str
-    """Its settings, or what a call takes."""
+    """Settings of an environment, or arguments of a tool."""
     lacks: str | None
     """Why it is not usable here; None if it is."""
     mend: str | None = None
     """Command that makes it usable."""
 
 
-def environments() -> list[Listed]:
-    """List all environments that have a name here."""
-    return [_listed(name, ENVIRONMENTS) for name in ENVIRONMENTS.names()]
+def environments() -> list[ListedPlugin]:
+    """List all environments that are known by name here."""
+    return [_plugin_row(name, ENVIRONMENTS) for name in ENVIRONMENTS.names()]
 
 
-def tools() -> list[Listed]:
-    """List all tools that have a name here."""
-    return [_listed(name, TOOLS) for name in TOOLS.names()]
+def tools() -> list[ListedPlugin]:
+    """List all tools that are known by name here."""
+    return [_plugin_row(name, TOOLS) for name in TOOLS.names()]
 
 
-def _listed(name: str, point: PlugPoint) -> Listed:
-    plugin: Any = imported(point.path_of(name), kind=point.kind, key=point.key)
+def _plugin_row(name: str, point: PlugPoint) -> ListedPlugin:
+    plugin: Any = import_object(point.path_of(name), kind=point.kind, key=point.key)
     lacks = fix = None
     try:
         if point is ENVIRONMENTS:
@@ -61,7 +61,7 @@ def _listed(name: str, point: PlugPoint) -> Listed:
             check(Rollout(tools=[name]))
     except MilesError as error:
         lacks, fix = error.why, error.fixes[0] if error.fixes else None
-    return Listed(
+    return ListedPlugin(
         name=name,
         about=_first_sentence(plugin),
         takes=", ".join(_parameters(plugin, point)),
@@ -88,14 +88,15 @@ def _first_sentence(plugin: Any) -> str:
 
 
 def rows_of(data: str | None) -> list[Prompt]:
-    """Return the first rows of a data file or a `task:NAME`; None: numbers. Raises DataError."""
+    """Return the first rows of a data file or a `task:NAME`; if `data` is None, return numbered
+    prompts. Raises DataError."""
     if data is None:
         return numbered_rows(NUM_EPISODES)
     with TemporaryDirectory() as folder:
         loaded = load_source(
             Data(prompts=data if is_task(data) else str(Path(data).expanduser().absolute())),
             "prompts",
-            tokenizer=NoTokens(),
+            tokenizer=TokenlessEncoder(),
             seed=0,
             base_dir=folder,
             needs_label=False,
@@ -103,9 +104,9 @@ def rows_of(data: str | None) -> list[Prompt]:
         return loaded.source.first(NUM_EPISODES)
 
 
-def checked(name: str, settings: Mapping[str, Any], data: str | None) -> EnvironmentCheck:
-    """Run the contract of an environment and return what was seen. Raises MilesError where it
-    cannot be loaded, or does not satisfy the protocol."""
+def check_environment(name: str, settings: Mapping[str, Any], data: str | None) -> EnvironmentCheck:
+    """Run the contract of an environment and return what was observed. Raises MilesError if it
+    cannot be loaded or does not satisfy the protocol."""
     plugin = ENVIRONMENTS.resolve(name)
     require(plugin, settings)
     rows = rows_of(data)

@@ -1,5 +1,5 @@
-"""`miles models`: what each family can do here, and what one model is. Reads config.json and
-records; starts nothing, loads no torch."""
+"""Implements `miles models`: what each family supports here, and figures of one model. Reads
+config.json and records; starts nothing, loads no torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from milescli.backends.sglang.launch.servable import is_served_on_cpu
 from milescli.core.errors import CheckpointError
 from milescli.core.files import read_json
 from milescli.models import costs
-from milescli.models.catalogue import STANDS_FOR, UNPROVEN, evidence
+from milescli.models.catalogue import RELEASES, UNPROVEN, evidence
 from milescli.recipe.model import Model
 from milescli.runtime.inputs.model_facts import facts_of_recipe
 
 CONTEXT = 32_768
-"""Tokens of the sequence whose cache and FLOPs are shown."""
+"""Length in tokens of the sequence whose cache and FLOPs are shown."""
 MIXERS = {
     "full": "attention",
     "sliding": "sliding-window attention",
@@ -32,7 +32,7 @@ MIXERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRow:
-    """One family, and what was tested of it."""
+    """Describes one family, and what was tested of it."""
 
     family: str
     stands_for: str
@@ -44,10 +44,10 @@ class FamilyRow:
     """Largest relative difference to transformers'."""
     layouts: tuple[str, ...]
     serve_cpu: bool
-    """Compared with transformers on a CPU; on an accelerator SGLang serves what it has, which miles
-    has not run."""
+    """True if its engine was compared with transformers on a CPU; on an accelerator SGLang serves
+    what it supports, which miles has not run."""
     evidence: str
-    """Day and versions, or that it was not run."""
+    """Date and versions, or that it was not run."""
     remark: str
     """What is missing; empty if nothing is."""
 
@@ -56,7 +56,7 @@ def families() -> list[FamilyRow]:
     """List every family that is known, in the order of the catalogue."""
     records = evidence()
     rows = []
-    for family, stands_for in STANDS_FOR.items():
+    for family, stands_for in RELEASES.items():
         known = records.get(family)
         rows.append(
             FamilyRow(
@@ -76,12 +76,12 @@ def families() -> list[FamilyRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelNumbers:
-    """One model in numbers."""
+    """Holds the figures of one model."""
 
     family: str
     num_layers: int
     layers: dict[str, int]
-    """Kind of layer -> how many."""
+    """Kind of layer -> number of such layers."""
     num_parameters: int
     num_active_parameters: int
     num_mtp_parameters: int
@@ -103,8 +103,8 @@ class ModelNumbers:
 
 
 def numbers(source: str) -> ModelNumbers:
-    """Count a Hugging Face folder, a config.json, or a name on the hub (of which config.json alone
-    is fetched). Raises CheckpointError."""
+    """Compute the figures of a Hugging Face folder, a config.json, or a name on the hub (of which
+    only config.json is fetched). Raises CheckpointError."""
     facts = _facts(source)
     table = models.table(facts)
     cache, flops = costs.cache_cost(facts), costs.token_flops(table)

@@ -1,5 +1,5 @@
-"""The tables of docs/algorithms.md, docs/extending.md, docs/metrics.md, docs/rewards.md and
-CONTRIBUTING.md, from the same registries as the program; the text between them is kept.
+"""Generates the tables of docs/algorithms.md, docs/extending.md, docs/metrics.md, docs/rewards.md
+and CONTRIBUTING.md from the same registries as the program; keeps the text between them.
 
 `python -m milescli.listings.pages --write`."""
 
@@ -34,8 +34,8 @@ Blocks = Mapping[str, Callable[[], Iterator[str]]]
 _BLOCK = "<!-- {name} -->\n{text}<!-- end of {name} -->\n"
 
 
-def rendered(page: str, blocks: Blocks) -> str:
-    """Return the page with its marked blocks written anew."""
+def render_page(page: str, blocks: Blocks) -> str:
+    """Return the page with its marked blocks generated anew."""
     for name, made in blocks.items():
         lines = made()
         block = _BLOCK.format(name=name, text="".join(f"{line}\n" for line in lines))
@@ -83,7 +83,7 @@ def _doc(point: PlugPoint, name: str) -> str:
 
 
 def _rewards() -> Iterator[str]:
-    """Yield what each docstring says, and its examples as they stand."""
+    """Yield the docstring of each reward, and its examples unchanged."""
     for name in REWARDS.builtin:
         prose, sign, examples = _doc(REWARDS, name).partition(">>> ")
         yield f"### `{name}`"
@@ -108,8 +108,8 @@ def _plug_points() -> Iterator[str]:
 
 
 def _places() -> Iterator[str]:
-    """List where the built-in plug-ins of each kind live, and the contract that a plug-in must
-    pass."""
+    """Yield where the built-in plug-ins of each kind are, and the contract that a plug-in must
+    satisfy."""
     yield "| kind | built-in plug-ins are in | contract test |"
     yield "|---|---|---|"
     for point in POINTS:
@@ -151,7 +151,7 @@ def _series(metric: Metric) -> str:
 
 
 def _families() -> Iterator[str]:
-    """List the metrics that no scalar of a step makes."""
+    """Yield the metrics that are not scalars of a step."""
     yield "| metric | kind | meaning |"
     yield "|---|---|---|"
     of_scalars = {family_of(metric).name for metric in METRICS} - {PHASES}
@@ -185,4 +185,4 @@ if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit("usage: python -m milescli.listings.pages --write")
     for page, blocks in PAGES.items():
-        page.write_text(rendered(page.read_text(encoding="utf-8"), blocks), encoding="utf-8")
+        page.write_text(render_page(page.read_text(encoding="utf-8"), blocks), encoding="utf-8")

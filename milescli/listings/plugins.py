@@ -1,5 +1,5 @@
-"""`miles plugins`: whether something of the user's satisfies its protocol, and a file to begin
-with."""
+"""Implements `miles plugins`: checks whether a user's plug-in satisfies its protocol, and writes a
+file to begin with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import RecipeError, nearest
-from milescli.core.imports import imported
+from milescli.core.imports import import_object
 from milescli.core.plug_points import AGENTS, GENERATIONS, POINTS, REWARDS
 from milescli.core.registry import PlugPoint
 from milescli.recipe.schema import Rollout
@@ -185,7 +185,7 @@ class NAME(TensorChannel):
 
 
 def point_of(kind: str) -> PlugPoint:
-    """Return the plug point of a kind. Raises RecipeError where there is none."""
+    """Return the plug point of a kind. Raises RecipeError if there is none."""
     points = {point.kind: point for point in POINTS}
     if kind in points:
         return points[kind]
@@ -197,8 +197,8 @@ def point_of(kind: str) -> PlugPoint:
 
 
 def check(point: PlugPoint, path: str) -> None:
-    """Run the contract of a plug point on what `path` names, called as in a run, in a process of
-    its own: it may do anything. Raises a MilesError where it does not satisfy the protocol."""
+    """Run the contract of a plug point on what `path` names, called as in a run, in a separate
+    process: it may do anything. Raises a MilesError if it does not satisfy the protocol."""
     plugin = point.resolve(path)
     if point is REWARDS:
         from milescli.rollout.contract import EXAMPLES as RESPONSES
@@ -214,21 +214,21 @@ def check(point: PlugPoint, path: str) -> None:
         check_agent(load_agent(Rollout(**{point.kind: path})))
     else:
         what = f"the {point.kind} `{path}`"
-        there = IsolatedPlugin(f"{__name__}:check_there", what=what, plugin=plugin)
+        there = IsolatedPlugin(f"{__name__}:check_in_process", what=what, plugin=plugin)
         there(point.kind, path)
 
 
-def check_there(kind: str, path: str) -> None:
-    """Run the contract of a plug point in the process of what `path` names."""
+def check_in_process(kind: str, path: str) -> None:
+    """Run the contract of a plug point on what `path` names, in this process."""
     point = point_of(kind)
     module, _, name = point.contract.partition(":")
     getattr(import_module(module), name)(point.resolve(path))
 
 
 def point_that_fits(path: str) -> PlugPoint:
-    """Return the point whose parameters are those of what `path` names. Raises RecipeError where it
+    """Return the point whose parameters are those of what `path` names. Raises RecipeError if it
     cannot be imported, or fits none or several."""
-    plugin: Any = imported(path)
+    plugin: Any = import_object(path)
     target = plugin.__init__ if inspect.isclass(plugin) else plugin
     names = set(inspect.signature(target).parameters) - {"self"} if callable(plugin) else set()
     fitting = [
@@ -249,8 +249,8 @@ def point_that_fits(path: str) -> PlugPoint:
 
 
 def write_plugin(point: PlugPoint, name: str, folder: Path) -> list[Path]:
-    """Write a working plug-in and its test. Raises RecipeError where the files exist, or `name` is
-    no name of a module."""
+    """Write a working plug-in and its test. Raises RecipeError if the files exist, or if `name` is
+    not a valid module name."""
     files = [folder / f"{name}.py", folder / f"test_{name}.py"]
     if not name.isidentifier() or name != name.lower():
         raise RecipeError(

@@ -1,5 +1,5 @@
-"""`miles recipes`: each recipe that ships with its model's size, its data, and the smallest machine
-that the planner finds room on. No network."""
+"""Implements `miles recipes`: lists each built-in recipe with its model's size, its data, and the
+smallest machine for which the planner finds a plan. Uses no network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import ALIASES, MODELS_FILE, template_names, templates_dir
 
-YARDSTICK = (
+CANDIDATE_MACHINES = (
     "1xH100",
     "2xH100",
     "4xH100",
@@ -24,12 +24,12 @@ YARDSTICK = (
 )
 """Machines that are tried, the smallest first."""
 NO_MACHINE = "none"
-"""In `models.json`: the planner finds no room on any of them."""
+"""Value in `models.json` if the planner finds no plan for any of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeRow:
-    """One recipe."""
+    """Describes one recipe."""
 
     name: str
     aliases: list[str]
@@ -45,23 +45,22 @@ class RecipeRow:
     algorithm: str
     """A row of `miles algorithms`, or what else the recipe learns by: supervised, dpo, ..."""
     prompts: str
-    """What it trains on: prompts, or rows."""
+    """What it trains on: prompts or rows."""
     eval: str | None
     smallest_machine: str | None
     """Smallest machine by the planner's estimate, in H100s; None: unknown."""
 
 
 def recipe_rows() -> list[RecipeRow]:
-    """List every recipe that ships, smaller models first."""
+    """List every built-in recipe, smaller models first."""
     known = read_json(templates_dir() / MODELS_FILE)
     rows = [_row(name, known["models"], known["smallest_machines"]) for name in template_names()]
     return sorted(rows, key=lambda row: (row.num_parameters or 0, row.name))
 
 
 def smallest_machine(recipe: Recipe, facts: ModelFacts) -> str | None:
-    """Return the first of the yardstick that the planner finds room on; None where it finds
-    none."""
-    for name in YARDSTICK:
+    """Return the first candidate machine for which the planner finds a plan, or None."""
+    for name in CANDIDATE_MACHINES:
         machine = parse_machine(name)
         sized = recipe.model_copy(
             update={"machine": recipe.machine.model_copy(update={"nodes": len(machine.nodes)})}

@@ -19,7 +19,7 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.core.files import read_json
 from milescli.models.base import REPLICATED, Entry, Rule, Sharding, WeightTable
 from milescli.models.facts import ModelFacts
-from milescli.models.transforms import alone, same
+from milescli.models.transforms import as_list, identity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ A, B = "lora_A", "lora_B"
 SOLE_ADAPTER = "policy"
 """Name under which engines know the adapter of a run that trains only one."""
 ALL_LINEAR = "all-linear"
-"""Stands for every linear layer of the decoder that can have an adapter."""
+"""Stands for all linear layers of the decoder that can have an adapter."""
 _WEIGHT = ".weight"
 _NUMBER = re.compile(r"\.experts\.\d+\.(\w+)$")
 _NEVER = ("router", "gate_weight", "indexer", "conv1d")
@@ -168,7 +168,7 @@ def shared_matrices(table: WeightTable) -> dict[str, str]:
 
 def is_shared(entry: Entry) -> bool:
     """Return True if all experts of the layer share this one matrix."""
-    return entry.rule.pack is _as_row
+    return entry.rule.pack is _with_row_dim
 
 
 def outer_module(module: str) -> str:
@@ -197,14 +197,14 @@ def engine_name(adapter: str, name: str) -> str:
 
 def of_engine_name(name: str) -> tuple[str, str] | None:
     """Split an engine name into (adapter, PEFT name), or return None for a weight of the model. A
-    name without an adapter belongs to the only one."""
+    name without an adapter refers to the only one."""
     adapter, _, inner = name.rpartition("/")
     return (adapter or SOLE_ADAPTER, inner) if inner.startswith(PEFT_PREFIX) else None
 
 
 def engine_slots(num_adapters: int) -> int:
-    """Return the number of adapters for which an engine has room: the trained ones, and one for no
-    adapter."""
+    """Return the number of adapters for which an engine reserves memory: the trained ones, and one
+    for no adapter."""
     return max(1, num_adapters) + 1
 
 
@@ -230,13 +230,14 @@ def parts_of(name: str) -> tuple[str, str, str]:
     return module, which, leaf
 
 
-def merged(weight: Tensor, first: Tensor, second: Tensor, *, scaling: float) -> Tensor:
+def merge_weight(weight: Tensor, first: Tensor, second: Tensor, *, scaling: float) -> Tensor:
     """Return W + scaling * B A, computed in float32 and rounded once to W's dtype."""
     return (weight.float() + scaling * (second.float() @ first.float())).to(weight.dtype)
 
 
 def _may_have_adapter(rule: Rule, base: WeightTable) -> bool:
-    """Return True if the rule is of a matrix in a decoder layer that folders store unchanged."""
+    """Return True if the rule is that of a matrix in a decoder layer that folders store
+    unchanged."""
     if rule.block != "decoder" or rule.buffer or rule.stacked or rule.unpack is not None:
         return False
     if not rule.megatron.endswith(_WEIGHT) or any(part in rule.megatron for part in _NEVER):
@@ -267,35 +268,35 @@ def _pair(rule: Rule, number: int, shape: LoraShape) -> tuple[Rule, Rule]:
         if outer is not None:
             module = module.replace(".{expert}.", ".")
         if which == outer:
-            megatron_name = around_experts(megatron_name)
+            megatron_name = experts_module(megatron_name)
         return Rule(
             hf=(peft_name(module, which),),
             megatron=f"{megatron_name}.{which}.{leaf}",
             shapes=shapes,
             sharding=sharding,
-            fuse=same,
-            split=alone,
+            fuse=identity,
+            split=as_list,
             where=rule.where,
             stacked=outer is not None and which != outer,
-            unpack=_only_row if which == outer else None,
-            pack=_as_row if which == outer else None,
+            unpack=_without_row_dim if which == outer else None,
+            pack=_with_row_dim if which == outer else None,
         )
 
     return made(A, REPLICATED if is_column else cut), made(B, cut if is_column else REPLICATED)
 
 
-def around_experts(module: str) -> str:
+def experts_module(module: str) -> str:
     """Return Megatron's module that contains all experts, given one within an expert."""
     return module.partition(".local_experts.")[0]
 
 
-def _only_row(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+def _without_row_dim(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     """Reshape the tensor from [1, rows, columns] to [rows, columns]."""
     return [tensor[0] for tensor in tensors]
 
 
-def _as_row(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Reshape the tensor from [rows, columns] to [1, rows, columns]; inverts `_only_row`."""
+def _with_row_dim(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """Reshape the tensor from [rows, columns] to [1, rows, columns]; inverts `_without_row_dim`."""
     return [tensor[None] for tensor in tensors]
 
 
@@ -308,7 +309,7 @@ def _require_targets(base: WeightTable, table: WeightTable, shape: LoraShape) ->
     wanted = set() if shape.targets == (ALL_LINEAR,) else set(shape.targets)
     if there and wanted <= there:
         return
-    possible = sorted(_possible([entry for entry, _ in base.counted]))
+    possible = sorted(_possible_targets([entry for entry, _ in base.counted]))
     missing = ", ".join(sorted(wanted - there)) or "nothing that is left by `exclude`"
     raise RecipeError(
         f"no matrix of this model matches `train.lora.targets`: {missing}",
@@ -320,7 +321,7 @@ def _require_targets(base: WeightTable, table: WeightTable, shape: LoraShape) ->
     )
 
 
-def _possible(entries: Sequence[Entry]) -> set[str]:
+def _possible_targets(entries: Sequence[Entry]) -> set[str]:
     return {
         name.removesuffix(_WEIGHT).rpartition(".")[2]
         for entry in entries

@@ -26,9 +26,9 @@ VISION_PREFIX = "vision."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Says how tensor parallelism cuts the parts of a rule. Fusing commutes with the cut, so a rank
-    that holds cut parts fuses them as if they were whole, and a rank's Megatron tensor splits into
-    cut parts."""
+    """Describes how tensor parallelism cuts the parts of a rule. Fusing commutes with the cut, so a
+    rank that holds cut parts fuses them as if they were whole, and a rank's Megatron tensor splits
+    into cut parts."""
 
     axis: Literal["none", "tp", "etp"]
     """Mesh axis that cuts: none (every rank holds the whole tensor), tp, or etp for tensors of an
@@ -55,11 +55,11 @@ Where = Callable[[ModelFacts, int], bool]
 
 
 ShapeOf = Callable[[str], tuple[int, ...] | None]
-"""Name of a tensor on disk -> its shape; None: not known."""
+"""Name of a tensor on disk -> its shape, or None if it is not known."""
 
 
 def any_shape(_: str) -> None:
-    """Return None: shapes are not known."""
+    """Return None, which means that shapes are not known."""
 
 
 def every_layer(facts: ModelFacts, layer: int) -> bool:
@@ -308,9 +308,9 @@ class WeightTable:
         indexer = self.facts.indexer
         return ".indexer." not in entry.megatron or (indexer is not None and indexer.trained)
 
-    def changing(self) -> WeightTable:
+    def without_frozen_tower(self) -> WeightTable:
         """Return the table without the frozen weights of a vision tower: engines load those from
-        the folder, and are not sent them."""
+        the folder, so they are not sent."""
         vision = self.facts.vision
         kept = tuple(
             rule
@@ -435,7 +435,7 @@ def read_config(folder: Path) -> dict[str, object]:
     return raw
 
 
-_MOST = {
+_MAX_VALUES = {
     **dict.fromkeys(("size", "dim", "rank", "heads", "groups"), 2**31 - 1),
     "layers": 10_000,
     "depth": 10_000,
@@ -448,7 +448,7 @@ which the weight table has one rule or entry each."""
 def _require_bounded(config: Mapping[str, object]) -> None:
     for section in (config, *(one for one in config.values() if isinstance(one, Mapping))):
         for name, value in section.items():
-            most = _MOST.get(name.rpartition("_")[2])
+            most = _MAX_VALUES.get(name.rpartition("_")[2])
             if most is not None and isinstance(value, int | float) and not value <= most:
                 raise CheckpointError(
                     f"config.json is not supported: `{name}` is {str(value)[:20]}",

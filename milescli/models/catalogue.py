@@ -8,7 +8,7 @@ from pathlib import Path
 
 from milescli.core.files import read_json
 
-STANDS_FOR: dict[str, str] = {
+RELEASES: dict[str, str] = {
     "llama": "Llama 3.x, DeepSeek-R1-Distill-Llama",
     "qwen2": "Qwen2.5, DeepSeek-R1-Distill-Qwen",
     "qwen2_5_vl": "Qwen2.5-VL",

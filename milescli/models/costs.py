@@ -217,13 +217,13 @@ def _recurrence(facts: ModelFacts, layer: Layer) -> int:
     return 0
 
 
-GROUPED_UP_TO = 2**18
+MAX_GROUPED_SIZE = 2**18
 """Size of an expert's first matrix up to which a CPU computes experts faster in one product:
-forward and backward pass then took 0.4 to 0.95 of a loop's time, but 1.15 at 786,432."""
+forward and backward pass took 0.4 to 0.95 of a loop's time, but 1.15 at 786,432."""
 
 
 def groups_experts(*, numbers: int, dtype: object, on_cpu: bool) -> bool:
     """Return True if one product over all experts of a rank is faster than a loop over them.
     `numbers` counts one expert's first matrix on the rank, `dtype` is a name or torch's."""
     name = str(dtype).removeprefix("torch.")
-    return numbers <= GROUPED_UP_TO and name == "float32" if on_cpu else name == "bfloat16"
+    return numbers <= MAX_GROUPED_SIZE and name == "float32" if on_cpu else name == "bfloat16"

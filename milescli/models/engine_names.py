@@ -1,7 +1,7 @@
 """Translates TransformerEngine's names of weights to those of Megatron-Core's own modules, which
 the weight tables use: TransformerEngine fuses a norm into the linear layer after it, and experts
-into one grouped layer. The only place that knows these names; the trainer and the checkpoints call
-it."""
+into one grouped layer. No other module knows these names; called by the trainer and the
+checkpoints."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fused_names(name: str, *, mixer: str) -> list[str]:
     ]
 
 
-def own_name(name: str) -> str:
+def megatron_name(name: str) -> str:
     """Return the name of a parameter in Megatron-Core's own module, given either form."""
     for pattern, own in _OWN:
         name = pattern.sub(own, name)

@@ -143,7 +143,7 @@ class Mla:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """Describes the selection of positions in sparse attention (DeepSeek-V3.2 report)."""
+    """Describes the selection of positions in sparse attention (DeepSeek-V3.2's report)."""
 
     num_heads: int
     head_dim: int
@@ -351,7 +351,7 @@ class ModelFacts:
         own = self.layers[layer]
         if own.num_kv_heads is None and own.head_dim is None:
             return self
-        return _resolved(self, own)
+        return _for_layer(self, own)
 
     def is_moe_layer(self, layer: int) -> bool:
         """Return True if layer `layer` (from 0) has experts."""
@@ -382,7 +382,7 @@ class ModelFacts:
 
 
 @lru_cache(maxsize=256)
-def _resolved(facts: ModelFacts, layer: Layer) -> ModelFacts:
+def _for_layer(facts: ModelFacts, layer: Layer) -> ModelFacts:
     changes = {
         name: value
         for name in ("num_kv_heads", "head_dim")
@@ -392,5 +392,5 @@ def _resolved(facts: ModelFacts, layer: Layer) -> ModelFacts:
 
 
 def plain_layers(num_layers: int, *, moe: tuple[bool, ...] = ()) -> tuple[Layer, ...]:
-    """Return layers of full attention; `moe` [num_layers] says which have experts."""
+    """Return layers of full attention; `moe` [num_layers] is True for the layers with experts."""
     return tuple(Layer(mlp="moe" if moe and moe[index] else "dense") for index in range(num_layers))

@@ -21,10 +21,10 @@ def number(
         if value is None:
             continue
         if isinstance(value, bool) is not (kind is bool) or not isinstance(value, int | float):
-            raise unusable(names[0], why=f"`{name}` is {value!r}, not a {kind.__name__}")
+            raise unusable_field(names[0], why=f"`{name}` is {value!r}, not a {kind.__name__}")
         return kind(value)
     if default is None:
-        raise unusable(names[0], why=f"config.json has no `{'` or `'.join(names)}`")
+        raise unusable_field(names[0], why=f"config.json has no `{'` or `'.join(names)}`")
     return default
 
 
@@ -63,18 +63,18 @@ def rope(
             "the original context length",
         )
     if proportional and nested.get("factor") not in (None, 1, 1.0):
-        raise unusable(
+        raise unusable_field(
             "factor",
             why=f"it is {nested['factor']!r} in a rotary embedding of kind `proportional`",
         )
     both = {
-        name: _agreed(name, nested.get(name), None if layer_type else config.get(name))
+        name: _agreed_value(name, nested.get(name), None if layer_type else config.get(name))
         for name in _ROPE_TOP_LEVEL
     }
     given = nested.get(_SHARE)
     # transformers writes the family's own default beside another share that counts
     if given is None or config.get(_SHARE) != default_share:
-        given = _agreed(_SHARE, given, config.get(_SHARE))
+        given = _agreed_value(_SHARE, given, config.get(_SHARE))
     return Rope(
         theta=number(both, "rope_theta", default=theta, kind=float),
         share=share
@@ -97,21 +97,23 @@ def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Map
         ):
             if layer_type not in nested:
                 wrong = f"none for `{layer_type}`" if layer_type else "this family has one for all"
-                raise unusable(
+                raise unusable_field(
                     name,
                     why=f"it needs one object for each of {', '.join(nested)}, but has {wrong}",
                 )
             nested = nested[layer_type]
         if not isinstance(nested, Mapping):
-            raise unusable(name, why=f"it must be an object, not {nested!r}")
+            raise unusable_field(name, why=f"it must be an object, not {nested!r}")
         if nested:
-            kind = _agreed("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
+            kind = (
+                _agreed_value("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
+            )
             objects.append({**nested, "rope_type": kind})
     if len(objects) < 2:
         return objects[0] if objects else {}
     new, old = objects
     return {
-        name: _agreed(name, new.get(name), old.get(name))
+        name: _agreed_value(name, new.get(name), old.get(name))
         for name in {**new, **old}
         if name != "type"
     }
@@ -123,13 +125,13 @@ def _rope_scaling(
     longest = number(config, "max_position_embeddings", default=0, kind=int)
     original = number(nested, "original_max_position_embeddings", default=longest, kind=int)
     if kind != "linear" and original <= 0:
-        raise unusable("original_max_position_embeddings", why=f"`{kind}` needs it")
+        raise unusable_field("original_max_position_embeddings", why=f"`{kind}` needs it")
     # YaRN alone may leave it to the lengths
     factor = number(
         nested, "factor", default=longest / original if kind == "yarn" else None, kind=float
     )
     if factor <= 0:
-        raise unusable("factor", why=f"positions cannot be stretched by {factor}")
+        raise unusable_field("factor", why=f"positions cannot be stretched by {factor}")
     return RopeScaling(
         kind=cast(Literal["linear", "llama3", "yarn"], kind),
         factor=factor,
@@ -152,9 +154,9 @@ def _rope_scaling(
     )
 
 
-def _agreed(name: str, first: object, second: object) -> object:
-    """Return the value that one of two places gives, or both alike. Raises CheckpointError if they
-    differ."""
+def _agreed_value(name: str, first: object, second: object) -> object:
+    """Return the value that one of two places gives, or that both agree on. Raises CheckpointError
+    if they differ."""
     if first is not None and second is not None and first != second:
         raise CheckpointError(
             f"config.json contradicts itself: `{name}`",
@@ -176,11 +178,11 @@ def mixers(
         return tuple(period[layer % len(period)] for layer in range(num_layers))
     known: dict[object, Mixer] = {"full_attention": "full", "sliding_attention": "sliding"}
     if not isinstance(words, list) or len(words) != num_layers:
-        raise unusable(
+        raise unusable_field(
             "layer_types", why=f"{num_layers} layers need one type each, but it is {words!r}"
         )
     if strange := [word for word in words if word not in known]:
-        raise unusable(
+        raise unusable_field(
             "layer_types", why=f"`{strange[0]}` is not one of {', '.join(map(str, known))}"
         )
     return tuple(known[word] for word in words)
@@ -193,20 +195,20 @@ def topk(
     experts."""
     chosen = number(config, *names, default=default, kind=int)
     if not 1 <= chosen <= num_experts:
-        raise unusable(names[0], why=f"{chosen} of {num_experts} experts cannot be chosen")
+        raise unusable_field(names[0], why=f"{chosen} of {num_experts} experts cannot be chosen")
     return chosen
 
 
 def sparse_layers(kinds: object, *, num_layers: int) -> tuple[bool, ...]:
-    """Return [num_layers] which layers have experts, from `mlp_layer_types`. Raises CheckpointError
-    for other words and for another number of layers."""
+    """Return [num_layers] booleans from `mlp_layer_types`: True for a layer with experts. Raises
+    CheckpointError for other words and for another number of layers."""
     if (
         not isinstance(kinds, list)
         or len(kinds) != num_layers
         or not set(kinds) <= {"dense", "sparse"}
     ):
         why = f"{num_layers} layers need as many of dense and sparse, and it is {kinds!r}"
-        raise unusable("mlp_layer_types", why=why)
+        raise unusable_field("mlp_layer_types", why=why)
     return tuple(kind == "sparse" for kind in kinds)
 
 
@@ -234,7 +236,7 @@ def refuse(config: Mapping[str, object], name: str, *, unless: object, why: str)
         )
 
 
-def unusable(
+def unusable_field(
     name: str, *, why: str, fix: str = "download the model again, or correct config.json"
 ) -> CheckpointError:
     """Return the error of a field that cannot be used."""

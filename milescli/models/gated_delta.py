@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from milescli.models.base import COLUMN, ROW, Rule, mixer_layers
 from milescli.models.facts import GatedDelta, ModelFacts
 from milescli.models.tensor_rules import hidden, tensor_rule
-from milescli.models.transforms import concatenate, cut_alike, join, join_parts, shapes
+from milescli.models.transforms import concatenate, join, join_parts, shapes, split_cut_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +96,7 @@ SEPARATE_IN_PROJ = Rule(
     ),
     sharding=COLUMN,
     fuse=concatenate,
-    split=lambda tensor, facts: cut_alike(tensor, _in_proj_sizes(facts)),
+    split=lambda tensor, facts: split_cut_parts(tensor, _in_proj_sizes(facts)),
     where=_LINEAR,
     unpack=_separate,
     pack=_together,
@@ -120,7 +120,7 @@ _CONV = Rule(
     shapes=shapes(lambda f: (sum(_qkv_sizes(f)), 1, _delta(f).conv_kernel)),
     sharding=COLUMN,
     fuse=concatenate,
-    split=lambda tensor, facts: cut_alike(tensor, _qkv_sizes(facts)),
+    split=lambda tensor, facts: split_cut_parts(tensor, _qkv_sizes(facts)),
     where=_LINEAR,
     unpack=_split_qkv,
     pack=join_parts,

@@ -1,6 +1,6 @@
-"""Holds what Qwen3-Next and Qwen3.5 share: layers of gated delta net (linear attention) with gated
-full attention every few layers, zero-centered norms, a multi-token-prediction layer. Facts and
-rules; the family files call it."""
+"""Shares facts and rules between Qwen3-Next and Qwen3.5: layers of gated delta net (linear
+attention) with gated full attention every few layers, zero-centered norms, a multi-token-prediction
+layer. The family files call it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     num_mtp_layers = fields.number(config, "mtp_num_hidden_layers", default=0, kind=int)
     if num_mtp_layers > 1:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "mtp_num_hidden_layers",
             why=f"it is {num_mtp_layers}; releases have one such layer, with one `mtp.fc`",
         )
@@ -114,7 +114,7 @@ def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
     if nested is None:
         return config
     if not isinstance(nested, Mapping):
-        raise fields.unusable("text_config", why=f"it must be an object, not {nested!r}")
+        raise fields.unusable_field("text_config", why=f"it must be an object, not {nested!r}")
     around = {key: config[key] for key in ("dtype", "torch_dtype", "eos_token_id") if key in config}
     # of the two flags, transformers' multimodal class reads the outer one
     tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
@@ -137,7 +137,7 @@ def _layer_types(config: Mapping[str, object], num_layers: int) -> Sequence[str]
             for layer in range(num_layers)
         ]
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= _MIXERS.keys():
-        raise fields.unusable(
+        raise fields.unusable_field(
             "layer_types",
             why=f"it must be a list of {num_layers}, each of them {' or '.join(_MIXERS)}",
         )
@@ -145,9 +145,9 @@ def _layer_types(config: Mapping[str, object], num_layers: int) -> Sequence[str]
 
 
 def _with_share(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the config with the share of each head's dims that is rotated; it is a quarter if the
-    config does not say. transformers writes that default beside an object with another value, and
-    uses the object's."""
+    """Return the config with the share of each head's dims that is rotated; the default is a
+    quarter. transformers writes that default next to an object with another value, and uses the
+    object's."""
     nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
     is_nested = isinstance(nested, Mapping) and nested.get(_SHARE) is not None
     outer = config.get(_SHARE)
@@ -170,7 +170,7 @@ def _gated_delta(config: Mapping[str, object]) -> GatedDelta:
             f"{sizes.num_value_heads} value heads cannot be shared out to {sizes.num_key_heads} "
             "key heads"
         )
-        raise fields.unusable("linear_num_value_heads", why=why)
+        raise fields.unusable_field("linear_num_value_heads", why=why)
     return sizes
 
 

@@ -1,6 +1,6 @@
 """Shares code among the families with multi-head latent attention (DeepSeek, Kimi, GLM): facts from
 their configs, and the rules of their attention, of the indexer of sparse attention and of their
-multi-token-prediction layers. It is not itself a family."""
+multi-token-prediction layers. Not itself a family."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def mla(config: Mapping[str, object]) -> Mla:
 
 
 def rope(config: Mapping[str, object]) -> Rope:
-    """Parse the rotary embedding. It covers a separate part of each head, all of which is
-    rotated."""
+    """Parse the rotary embedding, which covers a separate part of each head and rotates all of
+    it."""
     positions = fields.rope(
         config, interleaved=fields.number(config, "rope_interleave", default=True, kind=bool)
     )
@@ -79,9 +79,8 @@ def facts(
 ) -> ModelFacts:
     """Parse the ModelFacts of a model with latent attention and sigmoid routing.
 
-    `dense` [num_layers] says which layers have no experts. Raises CheckpointError for what the
-    trainer cannot compute.
-    """
+    `dense` [num_layers] is True for the layers without experts. Raises CheckpointError for what the
+    trainer cannot compute."""
     for name, usual, why in _SUPPORTED:
         fields.refuse(config, name, unless=usual, why=why)
     sizes = mla(config)
@@ -136,7 +135,7 @@ def facts(
 
 
 def with_indexer(facts: ModelFacts, trained: Literal["frozen", "kl"]) -> ModelFacts:
-    """Return the facts of a model whose indexer is trained as `model.indexer` says. Raises
+    """Return the facts of a model whose indexer is trained according to `model.indexer`. Raises
     CheckpointError if it has none."""
     if facts.indexer is not None:
         return replace(facts, indexer=replace(facts.indexer, trained=trained == "kl"))
@@ -194,8 +193,8 @@ def _check_choice(*, num_experts: int, topk: int, num_groups: int, topk_groups: 
 
 
 def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
-    """Return [num_layers] which layers have no experts: those in `mlp_layer_types`, else the first
-    `first_k_dense_replace`."""
+    """Return [num_layers] booleans: True for a layer without experts. They come from
+    `mlp_layer_types`, or else are True for the first `first_k_dense_replace`."""
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     listed = config.get("mlp_layer_types")
     if listed is None:
@@ -206,7 +205,7 @@ def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
         or len(listed) != num_layers
         or set(listed) - {"dense", "sparse"}
     ):
-        raise fields.unusable(
+        raise fields.unusable_field(
             "mlp_layer_types",
             why=f"it must be a list of {num_layers} times `dense` or `sparse`",
             fix="correct config.json",
@@ -215,7 +214,7 @@ def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
 
 
 def _latent(hf: str, megatron: str, *dims: Size, **others: Any) -> Rule:
-    """Return the rule of a tensor of the attention. `others`: as for `tensor_rule`."""
+    """Return the rule of a tensor of the attention. `others` are as for `tensor_rule`."""
     return tensor_rule(_HF + hf, megatron, *dims, where=LATENT_LAYERS, **others)
 
 

@@ -66,7 +66,7 @@ FINAL_NORM = tensor_rule(
 
 
 def norm(hf: str, megatron: str, *, per_head: bool = False, where: Where = every_layer) -> Rule:
-    """Return the rule of a layer's norm weight; `per_head` means length head_dim instead of
+    """Return the rule of a layer's norm weight; with `per_head`, its length is head_dim instead of
     hidden_size."""
     size = (lambda f: f.head_dim) if per_head else hidden
     return tensor_rule(_HF + hf, _MEGATRON + megatron, size, where=where)
@@ -290,7 +290,8 @@ SHARED_GATE = tensor_rule(
 
 def mtp_part(hf: str, megatron: str, *dims: Size, **others: Any) -> Rule:
     """Return the rule of a tensor outside the decoder layer of a multi-token-prediction layer. `hf`
-    is its whole name, `megatron` its name within that layer; the rest as for `tensor_rule`."""
+    is its whole name, `megatron` its name within that layer; the other arguments are those of
+    `tensor_rule`."""
     return tensor_rule(hf, MTP + megatron, *dims, block="mtp", **others)
 
 

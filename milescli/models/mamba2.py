@@ -9,7 +9,7 @@ from dataclasses import replace
 from milescli.models.base import COLUMN, REPLICATED, ROW, Rule, Sharding, mixer_layers
 from milescli.models.facts import Mamba, ModelFacts
 from milescli.models.tensor_rules import Size, hidden, tensor_rule
-from milescli.models.transforms import concatenate, cut_alike, join_parts, shapes
+from milescli.models.transforms import concatenate, join_parts, shapes, split_cut_parts
 
 _HF = "model.layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
@@ -46,17 +46,17 @@ def _parted(
     sizes: Callable,
     suffixes: tuple[str, ...],
 ) -> Rule:
-    """Return the rule of a tensor whose parts lie one after the other. Each rank holds its cut of
-    every part, in the same order."""
+    """Return the rule of a tensor whose parts are stored one after the other. Each rank holds its
+    cut of every part, in the same order."""
     return Rule(
         hf=(_HF + name,),
         megatron=_MEGATRON + name,
         shapes=shapes(shape),
         sharding=COLUMN,
         fuse=concatenate,
-        split=lambda tensor, facts: cut_alike(tensor, sizes(facts)),
+        split=lambda tensor, facts: split_cut_parts(tensor, sizes(facts)),
         where=_LAYERS,
-        unpack=lambda tensors, facts: cut_alike(tensors[0], sizes(facts)),
+        unpack=lambda tensors, facts: split_cut_parts(tensors[0], sizes(facts)),
         pack=join_parts,
         suffixes=suffixes,
     )

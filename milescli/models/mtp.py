@@ -1,5 +1,5 @@
-"""Selects the multi-token-prediction layers that the trainer trains. Called before a device is
-used, and by the trainer's ranks."""
+"""Selects the multi-token-prediction layers to train. Called before a device is used, and by the
+trainer's ranks."""
 
 from __future__ import annotations
 

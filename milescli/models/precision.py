@@ -1,12 +1,11 @@
-"""Chooses which tensors of a model are quantised in a number format, and says why the others are
-not: the only table of exemptions, for trainer, publishing, export and plan alike. Pure functions of
-the weight table; no tensor is read.
+"""Chooses which tensors of a model are quantised in a number format, with the reason for each of
+the others. The only table of exemptions, for trainer, publishing, export and plan alike. Consists
+of pure functions of the weight table; reads no tensor.
 
 It follows what the families' own releases store: FP8 for every linear layer of attention and MLP
 (DeepSeek, Kimi K2, Qwen, GLM-5), INT4 for routed experts alone (Kimi K2 Thinking), NVFP4 for MLPs
 and for attention that is not latent (NVIDIA's), MXFP4 for gpt-oss's experts. Norms, embeddings,
-output layers, routers, small tensors and those that set decays are never quantised.
-"""
+output layers, routers, small tensors and those that set decays are never quantised."""
 
 from __future__ import annotations
 
@@ -59,7 +58,8 @@ FP8_BLOCK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Says into how many parts one side (trainer or engines) cuts matrices over its ranks."""
+    """Holds the number of parts into which one side (trainer or engines) cuts matrices over its
+    ranks."""
 
     dense: int = 1
     experts: int = 1
@@ -94,7 +94,7 @@ none."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Says how one plain tensor is stored."""
+    """Describes how one plain tensor is stored."""
 
     name: str
     shape: tuple[int, ...]
@@ -108,7 +108,7 @@ class Choice:
 
 def with_single_experts(table: WeightTable) -> WeightTable:
     """Return the table in the form of quantised releases, which store each expert separately.
-    gpt-oss has no such form, and keeps its own."""
+    gpt-oss has no such form and keeps its own."""
     return replace(table, rules=tuple(_single(rule) for rule in table.rules))
 
 
@@ -177,7 +177,7 @@ def choose(
                 if name not in plain
             }
     if not any(choice.form for choice in choices.values()):
-        raise _nothing(form, table.facts, choices)
+        raise _nothing_quantised_error(form, table.facts, choices)
     return choices
 
 
@@ -277,7 +277,9 @@ def _units(choices: Mapping[str, Choice], entries: Sequence[Entry]) -> Iterator[
                 yield [name, other]
 
 
-def _nothing(form: Quantised, facts: ModelFacts, choices: Mapping[str, Choice]) -> CheckpointError:
+def _nothing_quantised_error(
+    form: Quantised, facts: ModelFacts, choices: Mapping[str, Choice]
+) -> CheckpointError:
     linear = [
         choice for choice in choices.values() if choice.name.endswith(("proj.weight", "_proj"))
     ]

@@ -1,5 +1,5 @@
-"""Turns a model of any family into one that gives a score instead of a next token, as reward models
-and critics do: its output layer is one row. On disk it is transformers' model for sequence
+"""Converts a model of any family to one that gives a score instead of a next token, as reward
+models and critics do: its output layer is one row. On disk it is transformers' model for sequence
 classification with one label. Loads no torch."""
 
 from __future__ import annotations

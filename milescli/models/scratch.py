@@ -15,8 +15,8 @@ INIT_STD = 0.02
 """Standard deviation of embeddings and matrices, as in the published recipes of this architecture;
 norms start at 1."""
 EOS_ID, PAD_ID, VISION_START_ID = 2, 0, 3
-"""<|im_end|>, <|endoftext|> and the first token of images, as `data.scratch_tokenizer` numbers
-them."""
+"""Ids of <|im_end|>, <|endoftext|> and the first token of images, as `data.scratch_tokenizer`
+numbers them."""
 _NORM = re.compile(r"(norm\d?|ln_q)\.weight$")
 
 
@@ -46,7 +46,7 @@ class ScratchShape(Protocol):
 def config_of(shape: ScratchShape) -> dict[str, Any]:
     """Return the config.json of the model, in the published format of its family."""
     if shape.family == "qwen2_5_vl":
-        return _seeing(shape)
+        return _vision_config(shape)
     moe = shape.family == "qwen3_moe"
     config: dict[str, Any] = {
         "architectures": ["Qwen3MoeForCausalLM" if moe else "Qwen3ForCausalLM"],
@@ -90,7 +90,7 @@ PATCH_SIZE, MERGE_SIZE, WINDOW = 14, 2, 4
 MAX_IMAGE_TOKENS = 64
 
 
-def _seeing(shape: ScratchShape) -> dict[str, Any]:
+def _vision_config(shape: ScratchShape) -> dict[str, Any]:
     """Return the config of a Qwen2.5-VL model, whose decoder is that of Qwen2."""
     angles = shape.head_dim // 2
     text = {
@@ -147,8 +147,8 @@ def _seeing(shape: ScratchShape) -> dict[str, Any]:
 
 
 def write_config(shape: ScratchShape, folder: Path) -> dict[str, Any]:
-    """Write config.json, and for a model that gets images the config of its image processor; return
-    the former."""
+    """Write config.json, and for a model that accepts images the config of its image processor;
+    return the former."""
     config = config_of(shape)
     folder.mkdir(parents=True, exist_ok=True)
     files = {"config.json": config}

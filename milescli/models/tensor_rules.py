@@ -1,5 +1,5 @@
-"""Makes rules of tensors that Hugging Face and Megatron store alike except for names and cuts, and
-the lengths of their dims. Shared layers and families build their tables with them."""
+"""Makes rules for tensors that Hugging Face and Megatron store alike except for names and cuts, and
+computes the lengths of their dims. Shared layers and families build their tables with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from milescli.models.base import REPLICATED, Rule, Sharding
 from milescli.models.facts import ModelFacts
-from milescli.models.transforms import alone, concatenate, halve, same
+from milescli.models.transforms import as_list, concatenate, halve, identity
 
 Size = Callable[[ModelFacts], int]
 """Facts -> the length of a dim."""
@@ -23,7 +23,7 @@ def tensor_rule(
 ) -> Rule:
     """Return the rule of a tensor with the lengths `dims` that is also one tensor in Megatron. With
     two names `hf`, each tensor has these lengths, and Megatron holds them concatenated in this
-    order. `others`: further fields of the rule."""
+    order. `others` are further fields of the rule."""
     names = (hf,) if isinstance(hf, str) else hf
     is_single = len(names) == 1
     return Rule(
@@ -31,8 +31,8 @@ def tensor_rule(
         megatron=megatron,
         shapes=lambda facts: [tuple(dim(facts) for dim in dims)] * len(names),
         sharding=sharding,
-        fuse=same if is_single else concatenate,
-        split=alone if is_single else halve,
+        fuse=identity if is_single else concatenate,
+        split=as_list if is_single else halve,
         **others,
     )
 

@@ -1,5 +1,5 @@
-"""Pure transforms of weights between Hugging Face and Megatron shapes, for the rules of the
-families. torch is loaded at the first call."""
+"""Transforms weights between Hugging Face and Megatron shapes, for the rules of the families. Pure;
+loads torch at the first call."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def same(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
+def identity(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
     """Return the one tensor unchanged (fuse)."""
     (tensor,) = tensors
     return tensor
 
 
-def alone(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
+def as_list(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
     """Return the one tensor unchanged, in a list (split)."""
     return [tensor]
 
 
 def join(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenate like `torch.cat`. For tensors on the meta device, whose shapes alone are needed,
-    `torch.cat` would load torch's compiler for 1.5 seconds."""
+    """Concatenate as `torch.cat` does. For tensors on the meta device, of which only the shapes are
+    needed, `torch.cat` would load torch's compiler for 1.5 seconds."""
     import torch
 
     first = parts[0]
@@ -71,7 +71,7 @@ def swap_columns(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
     return join(tensor.chunk(2, dim=1)[::-1], dim=1)
 
 
-def swap_columns_back(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
+def unswap_columns(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
     """Invert `swap_columns` (split)."""
     return [swap_columns([tensor], facts)]
 
@@ -83,12 +83,12 @@ def split_halves(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
 
 
 def join_parts(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Join parts that lie one after the other on disk (pack); inverts `split_halves`."""
+    """Join parts that are stored one after the other on disk (pack); inverts `split_halves`."""
     return [concatenate(parts, facts)]
 
 
-def cut_alike(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Split a tensor into parts that lie one after the other, each of them cut by tensor
+def split_cut_parts(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Split a tensor into parts that are stored one after the other, each of them cut by tensor
     parallelism. `sizes` are those of the whole parts."""
     cut, rest = divmod(sum(sizes), tensor.shape[0])
     assert not rest, (sizes, tensor.shape)

@@ -26,7 +26,7 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
 
 
 def with_vision(facts: ModelFacts, trained: Literal["frozen", "projector", "all"]) -> ModelFacts:
-    """Return the facts of a model whose tower is trained as `model.vision` says. Raises
+    """Return the facts of a model whose tower is trained according to `model.vision`. Raises
     CheckpointError if the model has no tower that can be trained."""
     if facts.vision is not None:
         return replace(facts, vision=replace(facts.vision, trained=trained))
@@ -74,17 +74,17 @@ def multimodal_rope(
     named = [nested["mrope_section"] for nested in objects if nested.get("mrope_section")]
     sections = named[0] if named else default
     if not isinstance(sections, list | tuple) or len(sections) != 3:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "mrope_section", why=f"it must be three numbers of angles, not {sections!r}"
         )
     if any(other != sections for other in named) or sum(sections) != head_dim // 2:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "mrope_section",
             why=f"the sections {sections} do not add up to the {head_dim // 2} angles of a head "
             f"of {head_dim}",
         )
     if any(nested.get("mrope_interleaved") is (not interleaved) for nested in objects):
-        raise fields.unusable(
+        raise fields.unusable_field(
             "mrope_interleaved",
             why=f"transformers always uses {interleaved} for this family",
         )
@@ -99,12 +99,12 @@ def vision(
     the decoder."""
     given = config.get("vision_config")
     if not isinstance(given, Mapping):
-        raise fields.unusable("vision_config", why=f"it must be an object, not {given!r}")
+        raise fields.unusable_field("vision_config", why=f"it must be an object, not {given!r}")
     sizes = {**_SIZES[tower], **{key: value for key, value in given.items() if value is not None}}
     deepstack = tuple(sizes.get("deepstack_visual_indexes", (8, 16, 24)))  # type: ignore[arg-type]
     out = fields.number(sizes, "out_hidden_size", default=3584, kind=int)
     if out != hidden_size:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "out_hidden_size",
             why=f"the tower returns {out} numbers per token, but the decoder expects {hidden_size}",
         )
@@ -149,13 +149,13 @@ def siglip(config: Mapping[str, object], *, hidden_size: int) -> Vision:
     that do not divide into whole tokens."""
     given = config.get("vision_config")
     if not isinstance(given, Mapping) or given.get("model_type", _SIGLIP_TYPE) != _SIGLIP_TYPE:
-        raise fields.unusable("vision_config", why=f"it must be `{_SIGLIP_TYPE}`")
+        raise fields.unusable_field("vision_config", why=f"it must be `{_SIGLIP_TYPE}`")
     sizes = {**_SIGLIP, **{key: value for key, value in given.items() if value is not None}}
     side, patch = (fields.number(sizes, name, kind=int) for name in ("image_size", "patch_size"))
     tokens = fields.number(config, "mm_tokens_per_image", default=256, kind=int)
     rows, of_tokens = side // patch, math.isqrt(tokens)
     if side % patch or of_tokens**2 != tokens or not tokens or rows % of_tokens:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "mm_tokens_per_image",
             why=f"{rows} x {rows} patches of an image of {side} pixels do not form {tokens} "
             "tokens in a square",

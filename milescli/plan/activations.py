@@ -16,8 +16,8 @@ from milescli.models.facts import Indexer, Layer, ModelFacts, Vision
 from milescli.plan.types import TrainerLayout
 
 FILL = 1.15
-"""Positions that attention computes for each real one, as sequences of similar length share a
-rectangle: an estimate; at most 1 / 0.7."""
+"""Estimated positions that attention computes for each real one, since sequences of similar length
+are padded to a rectangle; at most 1 / 0.7."""
 IMBALANCE = 1.5
 """Tokens of the busiest expert rank divided by the mean over ranks, over a whole model: an
 estimate."""
@@ -36,14 +36,16 @@ class Packing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
-    """Memory of one layer in bytes per position of this rank's part of the row (row / cp)."""
+    """Holds the memory of one layer in bytes per position of this rank's part of the row (row /
+    cp)."""
 
     saved: float
     """All tensors that its backward pass needs, its input included."""
     input: float
     """The input alone, the only tensor that full recompute saves."""
     widest: float
-    """The largest tensors that exist besides these for a moment in its forward or backward pass."""
+    """The largest tensors that exist besides these at any moment of its forward or backward
+    pass."""
 
 
 def layer_bytes(
@@ -88,7 +90,7 @@ def layer_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterBytes:
-    """Memory that the adapter's matrices take in one layer during a pass, in bytes."""
+    """Holds the memory that the adapter's matrices take in one layer during a pass, in bytes."""
 
     saved: float = 0.0
     """A x, for each position of this rank's part of the row."""
@@ -104,8 +106,8 @@ def adapter_bytes(
     size: int,
     packing: Packing,
 ) -> list[AdapterBytes]:
-    """Return [layers]. `adapter`: the adapter's table, next to that of the `base`; `size`: b (see
-    `backends.megatron.architecture.lora`)."""
+    """Return [layers] the adapter's memory. `adapter`: the adapter's table, next to that of the
+    `base`; `size`: b (see `backends.megatron.architecture.lora`)."""
     facts = base.facts
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     most = min(packing.imbalance, worst_imbalance(facts, layout))
@@ -134,8 +136,8 @@ def adapter_bytes(
 
 
 def shared_attention_bytes(facts: ModelFacts, *, size: int) -> int:
-    """Return the bytes that attention saves of a position that sequences share, where each sequence
-    is laid out whole: its query, key and value, the output, and its log-sum-exp."""
+    """Return the bytes that attention saves for a position that several sequences share, where each
+    sequence is laid out whole: its query, key and value, the output, and its log-sum-exp."""
     return 2 * (facts.num_heads + facts.num_kv_heads) * facts.head_dim * size + 4 * facts.num_heads
 
 
@@ -165,7 +167,8 @@ def _mixer_bytes(
     size: int,
     packing: Packing,
 ) -> tuple[float, float]:
-    """Return (saved, widest)."""
+    """Return the bytes per position of a layer's mixer (attention or its replacement), as (saved,
+    widest)."""
     if layer.mixer in ("full", "sliding"):
         blockwise = (
             layer.mixer == "sliding" or facts.attention_sinks or bool(facts.attention_softcap)
@@ -411,11 +414,11 @@ def mtp_bytes(
 ) -> tuple[float, float]:
     """Return the memory of a trained MTP layer as (bytes that it saves per position; bytes that
     exist at once on the last stage while it is recomputed, besides the inputs of the decoder
-    layers). `layer`: memory of its decoder layer, to which this adds the embedding, the
-    concatenation of embedding and hidden state, input and output of the last norm, and what the
-    head saves: residual streams, the positions with a token after the next, and the mean row of a
-    weight that it does not train. While it is recomputed, the model's own last norm holds its
-    output, and the head nothing."""
+    layers). `layer`: memory of its decoder layer. Added to it are the embedding, the concatenation
+    of embedding and hidden state, input and output of the last norm, and what the head saves:
+    residual streams, the positions with a token after the next, and the mean row of a weight that
+    is not trained. During its recomputation the model's own last norm holds its output, and the
+    head nothing."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     hidden = facts.hidden_size * size
     norm = hidden * (1 + share)

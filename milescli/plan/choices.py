@@ -1,5 +1,5 @@
 """The choices of a plan besides its layout: the batch of a step, the precision, and how many tokens
-the engines speculate; each is logged with its reason. Pure; called by `make`."""
+the engines speculate. Each is logged with its reason. Pure; called by `make`."""
 
 from __future__ import annotations
 
@@ -103,31 +103,31 @@ def _batch_of_rows(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -
 
 
 def can_share_prompts(facts: ModelFacts) -> bool:
-    """Return True if a model computes each position separately, except for attention over earlier
-    positions, so that sequences can share a common prefix."""
+    """Return True if the model computes each position independently, except for attention to
+    earlier positions, so that sequences can share a common prefix."""
     attends = all(layer.mixer in ("full", "sliding") for layer in facts.layers)
     more = facts.num_experts or facts.trains_mtp or facts.scores
     return attends and not more
 
 
-_NARROW = 256
+_MIN_SHARED_HIDDEN = 256
 """Hidden size below which a layer's products cost little more than moving its keys and values."""
 
 
 def shares_prompts(recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout, group: int) -> bool:
-    """Return True if a rank computes a prompt once for the sequences that begin with it. Under
+    """Return True if a rank computes a prompt once for all sequences that begin with it. Under
     `exact`, and if ranks share a model, every sequence is computed whole."""
     whole = trainer.tp == trainer.pp == trainer.cp == 1 and recipe.train.on_policy != "exact"
-    pays = group > 1 and facts.hidden_size >= _NARROW
+    pays = group > 1 and facts.hidden_size >= _MIN_SHARED_HIDDEN
     return whole and pays and not recipe.train.lora.dropout and can_share_prompts(facts)
 
 
-SIZES = {"bf16": 2, "fp32": 4}
+WEIGHT_BYTES = {"bf16": 2, "fp32": 4}
 """Bytes of a weight."""
 
 
 def choose_precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf16", "fp32"]:
-    """Return the precision that the recipe pins, or else the device's default."""
+    """Return the precision that the recipe pins, or the device's default."""
     pinned = recipe.train.precision
     if pinned == "bf16" or pinned == "fp32":
         log.note("precision", pinned, "pinned by `train.precision`")
@@ -141,16 +141,16 @@ def choose_precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf1
     return "fp32" if on_cpu else "bf16"
 
 
-ON_CPU = {"ngram": 3, "draft": 3, "mtp": 1}
-"""Speculated tokens by kind. On a CPU a pass over four tokens of a request takes two to three times
-as long as over one, so a wrong guess costs what a right one saves."""
-ON_DEVICES = {"ngram": 11, "draft": 3, "mtp": 3}
-"""Speculated tokens by kind: SGLang's defaults, for MTP those of DeepSeek's. Reading the weights
-bounds a pass on a device, so extra tokens cost little."""
+SPECULATED_ON_CPU = {"ngram": 3, "draft": 3, "mtp": 1}
+"""Speculated tokens by kind, on a CPU: a pass over four tokens of a request takes two to three
+times as long as over one, so a wrong guess costs what a right one saves."""
+SPECULATED_ON_DEVICES = {"ngram": 11, "draft": 3, "mtp": 3}
+"""Speculated tokens by kind, on devices: SGLang's defaults, for MTP those of DeepSeek's. Reading
+the weights bounds a pass, so extra tokens cost little."""
 
 
-def guesses(recipe: Recipe, *, on_cpu: bool) -> tuple[int, str]:
-    """Return (tokens that are speculated each time, the reason); (0, reason) without
+def num_speculated_tokens(recipe: Recipe, *, on_cpu: bool) -> tuple[int, str]:
+    """Return (number of tokens that are speculated in each pass, the reason); (0, reason) without
     speculation."""
     settings = recipe.rollout.speculative
     if settings.kind == "none":
@@ -159,13 +159,13 @@ def guesses(recipe: Recipe, *, on_cpu: bool) -> tuple[int, str]:
         return settings.guesses, "pinned by `rollout.speculative.guesses`"
     if on_cpu:
         why = "few: a pass over several tokens takes longer on a CPU"
-        return max(ON_CPU[settings.kind], settings.ngram_breadth), why
-    return max(ON_DEVICES[settings.kind], settings.ngram_breadth), "SGLang's own default"
+        return max(SPECULATED_ON_CPU[settings.kind], settings.ngram_breadth), why
+    return max(SPECULATED_ON_DEVICES[settings.kind], settings.ngram_breadth), "SGLang's own default"
 
 
 def note_speculation(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
     """Log how many tokens the engines speculate, and why. Does nothing without speculation."""
-    number, why = guesses(recipe, on_cpu=on_cpu)
+    number, why = num_speculated_tokens(recipe, on_cpu=on_cpu)
     if not number:
         return
     log.note("rollout.speculative.guesses", number, why)
@@ -184,7 +184,7 @@ def note_vision(facts: ModelFacts, log: Log) -> None:
     if vision is None:
         return
     lines = table(facts)
-    trained = lines.changing().num_vision_parameters
+    trained = lines.without_frozen_tower().num_vision_parameters
     how = {
         "frozen": "computed once a step for each image, and never published",
         "projector": f"{format_count(trained)} are trained and published, those of the projector",

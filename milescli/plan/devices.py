@@ -1,5 +1,5 @@
 """Data sheets of accelerators: FLOP/s, memory bandwidth, links, each figure with its source; and
-the share of them that runs reach. Pure."""
+the share of these that runs achieve. Pure."""
 
 from __future__ import annotations
 
@@ -218,9 +218,10 @@ def pair_bandwidth(model: str) -> float | None:
 
 
 LINK_SHARE = 0.65
-"""Share of a link's bandwidth that collectives reach. An estimate."""
+"""Share of a link's bandwidth that collectives achieve. An estimate."""
 NEAR_S, FAR_S = 20e-6, 60e-6
-"""Of a collective, whatever its size: over the fast link alone, and over the network. Estimates."""
+"""Seconds that a collective takes whatever its size: over the fast link, and over the network.
+Estimates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +233,7 @@ class Links:
 
     @property
     def near(self) -> int:
-        """Return the number of neighbouring devices that the fast link spans."""
+        """Return the number of devices that the fast link connects."""
         return max(
             self.devices_per_node, self.device.link_domain if self.device.link_domain > 8 else 0
         )
@@ -264,35 +265,37 @@ class Links:
         return max(within, beyond) / LINK_SHARE + self.start_s(ranks, stride=stride)
 
     def hop(self, stride: int) -> float:
-        """Return the bytes per second from a rank to the one `stride` devices away."""
+        """Return the bytes per second from a rank to the rank `stride` devices away."""
         return LINK_SHARE * (
             self.device.link_bandwidth if stride < self.near else self.device.network_bandwidth
         )
 
-    def across(self, ranks: int) -> float:
+    def broadcast(self, ranks: int) -> float:
         """Return the bytes per second of a broadcast from one rank to all others, each of which
-        passes the data on; the rank's own adapter bounds it."""
+        forwards the data; the first rank's own adapter bounds it."""
         return self.hop(self.near if ranks > self.near else 1)
 
 
 FILE = Path(__file__).with_name("measured.json")
-"""{device as in `8xNAME`: {"source": ..., constant of Reached: value, ...}}"""
+"""{device as in `8xNAME`: {"source": ..., constant of Efficiency: value, ...}}"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """Holds the efficiency that runs reach on one kind of device. The defaults are estimates."""
+class Efficiency:
+    """Holds the share of peak rates, and the fixed costs, that runs achieve on one kind of device.
+    The defaults are estimates."""
 
     train_share: float = 0.45
-    """Share of peak FLOP/s that a dense layer's products reach in training, without
+    """Share of peak FLOP/s that a dense layer's matrix products achieve in training, without
     communication."""
     expert_share: float = 0.30
-    """Share of peak FLOP/s that experts' products, which are small and many, reach in training."""
+    """Share of peak FLOP/s that experts' matrix products, which are small and many, achieve in
+    training."""
     prefill_share: float = 0.45
-    """Share of peak FLOP/s that prefill reaches."""
+    """Share of peak FLOP/s that prefill achieves."""
     decode_share: float = 0.70
-    """Share of memory bandwidth that decoding reaches. The one published figure implies 0.65 to 0.9
-    (`tests/plan/reported_times.py`)."""
+    """Share of memory bandwidth that decoding achieves. The one published figure implies 0.65 to
+    0.9 (`tests/plan/reported_times.py`)."""
     layer_s: float = 0.4e-3
     """Seconds to launch the kernels of one layer forward and backward, per microbatch: the cost of
     small microbatches."""
@@ -307,12 +310,12 @@ class Reached:
     of whole publications (0.02 to 0.05 s per gigabyte) leave about this
     (`tests/plan/reported_times.py`)."""
     trainer_context: int = int(2.0 * GIB)
-    """Driver context, buffers of collectives and kernels of a trainer process; stays while it
-    sleeps. Small enough that the fullest of the layouts that are known to run fits."""
+    """Driver context, buffers of collectives and kernels of a trainer process; they remain while it
+    sleeps. Small enough that the fullest layout that is known to run fits."""
     engine_context: int = int(1.5 * GIB)
     """Driver context, buffers of collectives and kernels of an engine process."""
     engine_graphs: int = int(1.0 * GIB)
-    """CUDA graphs of decoding; stay while it sleeps."""
+    """CUDA graphs of decoding; they remain while the engine sleeps."""
     measured: frozenset[str] = frozenset()
     """Names of the constants above that were measured on such a device."""
     source: str = ""
@@ -320,25 +323,25 @@ class Reached:
 
     @property
     def asleep(self) -> int:
-        """Return the device bytes that a sleeping engine still occupies."""
+        """Return the bytes on the device that a sleeping engine still occupies."""
         return self.engine_context + self.engine_graphs
 
-    def says(self, name: str, text: str) -> str:
-        """Format a constant for people, and say whether it was measured: `45 %`, or `41 %
+    def format_constant(self, name: str, text: str) -> str:
+        """Return a constant's value `text` for people, marked if it was measured: `45 %`, or `41 %
         (measured)`."""
         return f"{text} (measured)" if name in self.measured else text
 
 
-def reached(device: str) -> Reached:
-    """Load the constants of a device, named as in `8xNAME`."""
+def efficiency_of(device: str) -> Efficiency:
+    """Return the constants of a device, named as in `8xNAME`."""
     row = dict(_table().get(device, {}))
     source = str(row.pop("source", ""))
-    known = {field.name for field in fields(Reached)} - {"measured", "source"}
+    known = {field.name for field in fields(Efficiency)} - {"measured", "source"}
     assert row.keys() <= known, f"{FILE}: {sorted(row.keys() - known)} of {device}"
     whole = {
         name: int(value) for name, value in row.items() if name.endswith(("context", "graphs"))
     }
-    return Reached(**{**row, **whole}, measured=frozenset(row), source=source)
+    return Efficiency(**{**row, **whole}, measured=frozenset(row), source=source)
 
 
 @cache

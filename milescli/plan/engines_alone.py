@@ -10,15 +10,15 @@ from milescli import models
 from milescli.core.errors import FitError
 from milescli.core.units import format_bytes
 from milescli.models.facts import ModelFacts
-from milescli.plan.choices import SIZES, batch_plan, choose_precision
+from milescli.plan.choices import WEIGHT_BYTES, batch_plan, choose_precision
 from milescli.plan.main_memory import fit_main_memory
 from milescli.plan.on_cpu import (
     KV_SLOTS_PER_REQUEST,
-    LEAST_CACHE_TOKENS,
+    MIN_CACHE_TOKENS,
     context_length,
     engines_on_cpu,
     longest_tokens,
-    why_no_pair,
+    why_not_two_engines,
 )
 from milescli.plan.placement import assign_slots, devices_per_node
 from milescli.plan.roles import without_reward_model
@@ -32,16 +32,18 @@ from milescli.recipe.schema import Recipe
 def plan_engines(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, reward: ModelFacts | None = None
 ) -> Plan:
-    """Plan the engines of a recipe that trains nothing. `reward`: reward model that runs beside
-    them. Raises FitError if no engine layout holds the model, with fixes that were tested."""
+    """Plan the engines of a recipe that trains nothing. `reward`: facts of a reward model that runs
+    beside them. Raises FitError if no engine layout holds the model, with fixes that were tried."""
     try:
         return _planned(recipe, machine, facts, reward)
     except FitError as error:
         fixes = list(_remedies(recipe, machine, facts, reward))[:_MOST_FIXES]
-        raise type(error)(error.what, why=error.why, fix=fixes or [ELSEWHERE]) from None
+        raise type(error)(error.what, why=error.why, fix=fixes or [REMOTE_SERVER_FIX]) from None
 
 
-ELSEWHERE = "miles eval http://HOST:8000/v1   # a server that has room for it, on another computer"
+REMOTE_SERVER_FIX = (
+    "miles eval http://HOST:8000/v1   # a server that has room for it, on another computer"
+)
 _MOST_FIXES = 3
 _LEAST_TOKENS = 64
 
@@ -49,7 +51,7 @@ _LEAST_TOKENS = 64
 def _remedies(
     recipe: Recipe, machine: Machine, facts: ModelFacts, reward: ModelFacts | None
 ) -> Iterator[str]:
-    """Yield options with which the model fits, the smallest change of each kind."""
+    """Yield options under which the model fits, the smallest change of each kind."""
 
     def fits(section: str, **changes: object) -> bool:
         part = getattr(recipe, section).model_copy(update=changes)
@@ -79,10 +81,10 @@ def _planned(
 ) -> Plan:
     log = Log()
     evaluation = recipe.eval.model_copy(update={"engines": "shared"})
-    recipe = as_asked(recipe).model_copy(update={"eval": evaluation})
+    recipe = evaluation_recipe(recipe).model_copy(update={"eval": evaluation})
     per_node = devices_per_node(recipe, machine, log)
     precision = choose_precision(recipe, machine, log)
-    size = SIZES[precision]
+    size = WEIGHT_BYTES[precision]
     if reward is not None:
         machine = without_reward_model(
             recipe, machine, reward, size=size, on_cpu=per_node == 0, log=log
@@ -116,9 +118,10 @@ def _planned(
     )
 
 
-def as_asked(recipe: Recipe) -> Recipe:
-    """Return the recipe for which engines are sized: its rollout is what the evaluation samples. It
-    has a step's samples, or the answers of the evaluation if they are known to be fewer."""
+def evaluation_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe by which engines are sized for an evaluation: its rollout settings are
+    those of the evaluation's samples. Its step has as many samples as before, or the number of
+    answers of the evaluation if that is known to be smaller."""
     num_prompts, num_each = recipe.eval.num_prompts, recipe.eval.samples_per_prompt
     rollout = recipe.rollout
     changes = {
@@ -130,15 +133,15 @@ def as_asked(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"rollout": rollout.model_copy(update=changes)})
 
 
-def no_larger_than(plan: Plan, *, answers: int, longest: int) -> Plan:
-    """Return the plan with caches that are no larger than this many answers, divided among its
-    engines, can fill. `longest`: most tokens of a prompt and its answer."""
+def with_smaller_caches(plan: Plan, *, answers: int, longest: int) -> Plan:
+    """Return the plan with caches no larger than needed for `answers` answers, divided among its
+    engines. `longest`: most tokens of a prompt and its answer."""
     layout = plan.engines
     if layout.max_total_tokens is None:
         return plan
     at_once = min(layout.max_running_requests, -(-answers // max(1, layout.num)))
     most = max(
-        LEAST_CACHE_TOKENS, layout.context_length, int(at_once * longest * KV_SLOTS_PER_REQUEST)
+        MIN_CACHE_TOKENS, layout.context_length, int(at_once * longest * KV_SLOTS_PER_REQUEST)
     )
     layout = replace(layout, max_total_tokens=min(layout.max_total_tokens, most))
     return replace(plan, engines=layout)
@@ -152,7 +155,7 @@ def _slots(engines: EngineLayout, per_node: int, recipe: Recipe) -> list[Slot]:
 def _on_cpu(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, size: int, log: Log
 ) -> tuple[EngineLayout, list[Slot]]:
-    why_one = why_no_pair(recipe, machine, facts, size=size, colocated=True)
+    why_one = why_not_two_engines(recipe, machine, facts, size=size, colocated=True)
     engines = engines_on_cpu(recipe, facts, log, why_one=why_one)
     slots = _slots(engines, 0, recipe)
     fitted = fit_main_memory(

@@ -8,14 +8,16 @@ from dataclasses import replace
 from milescli.core.units import format_bytes
 from milescli.plan import reasons
 from milescli.plan.activations import FILL, worst_imbalance
-from milescli.plan.devices import LINK_SHARE, Reached, spec_of
-from milescli.plan.on_devices import Pair, publishing_bytes
+from milescli.plan.devices import LINK_SHARE, Efficiency, spec_of
+from milescli.plan.on_devices import TrainerEnginePair, publishing_bytes
 from milescli.plan.time import MEAN_SHARE
 from milescli.plan.types import Basis, Forecast, Part
 from milescli.platform.machine import Machine
 
 
-def forecast(pair: Pair, machine: Machine, *, steps: int, num_devices: int) -> Forecast:
+def forecast(
+    pair: TrainerEnginePair, machine: Machine, *, steps: int, num_devices: int
+) -> Forecast:
     """Compute the forecast of a pair of trainer and engines that the search found."""
     space, trainer, engines = pair.space, pair.trainer, pair.engines
     device, known = spec_of(machine)
@@ -34,7 +36,7 @@ def forecast(pair: Pair, machine: Machine, *, steps: int, num_devices: int) -> F
         cache_tokens=engines.cache_tokens,
         rollout_s=round(engines.seconds.total, 3),
         train_s=round(trainer.seconds.total, 3),
-        sync_s=round(pair.sync_s + pair.turn_s, 3),
+        sync_s=round(pair.sync_s + pair.switch_s, 3),
         step_s=round(step_s, 3),
         train_parts_s={name: round(getattr(trainer.seconds, name), 3) for name in parts},
         tokens_per_s=round(space.work.tokens / step_s, 1),
@@ -44,7 +46,7 @@ def forecast(pair: Pair, machine: Machine, *, steps: int, num_devices: int) -> F
     )
 
 
-def _training(pair: Pair) -> list[Part]:
+def _training(pair: TrainerEnginePair) -> list[Part]:
     needs = pair.trainer.needs
     parts = [
         Part(name="weights", size_bytes=needs.weights, basis="counted"),
@@ -58,14 +60,14 @@ def _training(pair: Pair) -> list[Part]:
         parts.append(
             Part(
                 name="engine, asleep",
-                size_bytes=pair.space.reached.asleep,
+                size_bytes=pair.space.efficiency.asleep,
                 basis="estimate",
             )
         )
     return [*parts, _margin(pair, parts)]
 
 
-def _rollout(pair: Pair) -> list[Part]:
+def _rollout(pair: TrainerEnginePair) -> list[Part]:
     if not pair.space.has_engines:
         return []
     needs = pair.engines.needs
@@ -75,27 +77,27 @@ def _rollout(pair: Pair) -> list[Part]:
         Part(
             name="graphs",
             size_bytes=needs.graphs,
-            basis=_basis(pair.space.reached, "engine_graphs"),
+            basis=_basis(pair.space.efficiency, "engine_graphs"),
         ),
         Part(name="workspace", size_bytes=needs.workspace, basis="estimate"),
     ]
     if pair.space.colocated:
-        reached = pair.space.reached
+        efficiency = pair.space.efficiency
         parts.append(
             Part(
                 name="trainer, asleep",
-                size_bytes=reached.trainer_context,
-                basis=_basis(reached, "trainer_context"),
+                size_bytes=efficiency.trainer_context,
+                basis=_basis(efficiency, "trainer_context"),
             )
         )
     return [*parts, _margin(pair, parts)]
 
 
-def _basis(reached: Reached, name: str) -> Basis:
-    return "measured" if name in reached.measured else "estimate"
+def _basis(efficiency: Efficiency, name: str) -> Basis:
+    return "measured" if name in efficiency.measured else "estimate"
 
 
-def _margin(pair: Pair, parts: list[Part]) -> Part:
+def _margin(pair: TrainerEnginePair, parts: list[Part]) -> Part:
     return Part(
         name="margin",
         size_bytes=pair.space.memory_bytes - sum(part.size_bytes for part in parts),
@@ -103,11 +105,11 @@ def _margin(pair: Pair, parts: list[Part]) -> Part:
     )
 
 
-def _assumptions(pair: Pair, *, source: str) -> list[str]:
-    space, reached = pair.space, pair.space.reached
+def _assumptions(pair: TrainerEnginePair, *, source: str) -> list[str]:
+    space, efficiency = pair.space, pair.space.efficiency
 
     def share(name: str) -> str:
-        return reached.says(name, f"{getattr(reached, name):.0%}")
+        return efficiency.format_constant(name, f"{getattr(efficiency, name):.0%}")
 
     assumptions = [
         f"{'prompts and responses' if space.has_engines else 'rows'} are {MEAN_SHARE:.0%} of the "
@@ -119,14 +121,14 @@ def _assumptions(pair: Pair, *, source: str) -> list[str]:
         f"data sheet: {source}",
         f"attention computes {FILL:.2f} positions for each real one",
     ]
-    if reached.source:
-        assumptions.append(f"measured: {reached.source}")
+    if efficiency.source:
+        assumptions.append(f"measured: {efficiency.source}")
     if space.facts.num_experts:
         assumptions.append(_imbalance(pair))
     return assumptions
 
 
-def _imbalance(pair: Pair) -> str:
+def _imbalance(pair: TrainerEnginePair) -> str:
     """Describe the imbalance between expert ranks: no token is dropped, so the router decides how
     many a rank gets."""
     space, trainer = pair.space, pair.trainer

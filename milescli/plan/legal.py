@@ -1,5 +1,5 @@
 """Decides which layouts Megatron and SGLang can run with a model, axis by axis, for the planner and
-for the trainer's own check. Pure; a fault states the equation that does not hold."""
+for the trainer's own check. Pure; a fault names the equation that is violated."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from milescli.plan.types import TrainerLayout
 def split_layers(
     num_layers: int, num_stages: int, *, first: int | None = None, last: int | None = None
 ) -> tuple[int, ...]:
-    """Return [num_stages] the number of layers of each stage. `first` and `last` pin the end
-    stages. The other layers are spread evenly, and early stages take the remainder, since the last
-    one also computes the output layer. A stage may get no layer if the pins leave none: `faults`
-    refuses that."""
+    """Return [num_stages] the number of layers of each stage. `first` and `last` pin the first and
+    last stage. The other layers are spread evenly, and early stages take the remainder, since the
+    last one also computes the output layer. A stage gets no layer if the pins leave none; `faults`
+    reports that."""
     assert num_stages >= 1, num_stages
     if num_stages == 1:
         return (num_layers,)
@@ -51,10 +51,11 @@ def is_even(sizes: tuple[int, ...]) -> bool:
 
 
 def microbatches_in_flight(stage: int, num_stages: int, num_microbatches: int) -> int:
-    """Return how many microbatches' activations stage `stage` (from 0) holds at its peak. 1F1B
-    (Narayanan et al., arXiv 2104.04473, section 2.2.1): stage s of p does p - s - 1 forward passes
-    before its first backward pass, and holds p - s at once. The trainer only runs this schedule:
-    interleaving (section 2.2.2) would need several model chunks on a rank, and holds more."""
+    """Return the number of microbatches whose activations stage `stage` (from 0) holds at its peak.
+    1F1B (Narayanan et al., arXiv 2104.04473, section 2.2.1): stage s of p does p - s - 1 forward
+    passes before its first backward pass, and holds p - s at once. The trainer runs only this
+    schedule: interleaving (section 2.2.2) would need several model chunks on a rank, and more
+    memory."""
     return min(num_stages - stage, num_microbatches)
 
 
@@ -99,7 +100,7 @@ def faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
 
 
 def tp_faults(facts: ModelFacts, tp: int) -> Iterator[IllegalValue]:
-    """Yield the faults of tensor parallelism, which cuts heads and MLPs."""
+    """Yield the faults of tensor parallelism, which divides heads and MLPs."""
     # a key that all heads share is whole on every rank
     kv_heads = 0 if facts.compressed else facts.common_kv_heads
     if kv_heads and tp > kv_heads:
@@ -128,7 +129,7 @@ def tp_faults(facts: ModelFacts, tp: int) -> Iterator[IllegalValue]:
 
 
 def cp_faults(facts: ModelFacts, cp: int, *, tp: int) -> Iterator[IllegalValue]:
-    """Yield the faults of context parallelism, which cuts sequences."""
+    """Yield the faults of context parallelism, which divides sequences."""
     if cp == 1:
         return
     if facts.mamba:
@@ -193,7 +194,7 @@ def stage_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalVa
 
 def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
     """Yield the faults of expert parallelism, which distributes whole experts, and of its tensor
-    parallelism, which cuts each expert."""
+    parallelism, which divides each expert."""
     ep, etp, ranks = layout.ep, layout.etp, layout.tp * layout.cp * layout.dp
     if not facts.num_experts:
         if ep > 1:
@@ -225,8 +226,8 @@ def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalV
 
 
 def training_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
-    """Yield the faults beyond `faults`: layouts under which the model can be loaded and saved, but
-    would be trained wrongly."""
+    """Yield the further faults of layouts under which the model can be loaded and saved, but would
+    be trained wrongly."""
     if facts.num_experts and layout.ep == 1 and layout.etp != layout.tp:
         # Megatron-Core 0.16.1 takes such experts for dense layers and does not sum what tp ranks
         # with other tokens learned
@@ -240,8 +241,8 @@ def training_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Illega
 def engine_faults(
     facts: ModelFacts, *, tp: int, ep: int, attention_dp: int
 ) -> Iterator[IllegalValue]:
-    """Yield the layouts that SGLang refuses: it cuts heads by tp / attention_dp and experts by ep
-    within tp, and repeats key-value heads if there are fewer than that."""
+    """Yield the faults of a layout that SGLang would refuse: it divides heads by tp / attention_dp
+    and experts by ep within tp, and repeats key-value heads if there are fewer than that."""
     for key, value in (("engines.attention_dp", attention_dp), ("engines.ep", ep)):
         if fault := indivisible(key, value, tp, "devices of an engine"):
             yield fault

@@ -1,6 +1,6 @@
-"""Plans main memory on computers without accelerators, where trainer ranks and engines coexist
-because nothing sleeps. Refuses what does not fit, and gives the remaining memory to the engines'
-caches. Pure; called by `make`."""
+"""Plans main memory on computers without accelerators, where trainer ranks and engines are in
+memory at the same time, as nothing sleeps. Refuses what does not fit, and gives the remaining
+memory to the engines' caches. Pure; called by `make`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.choices import shares_prompts
 from milescli.plan.collectors import choose_collectors, collecting_bytes
-from milescli.plan.devices import Reached
+from milescli.plan.devices import Efficiency
 from milescli.plan.memory import (
     MemoryModel,
     TrainerBytes,
@@ -26,7 +26,7 @@ from milescli.plan.memory import (
     publishes_merged,
 )
 from milescli.plan.on_cpu import PREFILL_TOKENS, longest_tokens
-from milescli.plan.static_memory import STATE_COPIES, decided_by, note_copies
+from milescli.plan.static_memory import STATE_COPIES, note_copies, recipe_load_fields
 from milescli.plan.transport import sent_copies, store_bytes
 from milescli.plan.types import EngineLayout, Log, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
@@ -34,17 +34,18 @@ from milescli.recipe.schema import Recipe, Weights
 
 RANK_PROCESS = 650 * MIB
 """Main memory of a trainer rank without its model: Python, torch, Megatron-Core, and what allocator
-and kernels retain once it has trained. Measured with the quickstart's model and SmolLM2-135M, as
-are the next two; of pages that processes share, each counts its part."""
+and kernels retain after training. Measured with the quickstart's model and SmolLM2-135M, as are the
+next two; a page that several processes share counts in part for each."""
 ENGINE_PROCESS = 430 * MIB
 """Main memory of an engine rank without its model, including its actor, the server's and the
 detokenizer's processes."""
 ENGINE_KERNELS = 350 * MIB
 """Main memory that an engine rank adds after long sampling: kernels for as many numbers of requests
 and tokens as its caches hold."""
-SESSION = 950 * MIB
-"""Driver and Ray's own processes on one node, and the process from which engines are forked."""
-HEAP = 0.1
+SESSION_BYTES = 950 * MIB
+"""Main memory of the driver, Ray's own processes on one node, and the process from which engines
+are forked."""
+HEAP_SHARE = 0.1
 """Share of activations that the allocator retains between rows of different lengths."""
 PHASES: dict[Phase, str] = {
     "start": "before the first step",
@@ -53,13 +54,15 @@ PHASES: dict[Phase, str] = {
 }
 
 
-def of_rank(name: str, node: int, rank: TrainerBytes, *, widest: int, sent: int) -> ProcessMemory:
-    """Estimate the main memory of a trainer rank. `widest`: gradient of the largest weight (the
-    embedding of a large vocabulary) in bytes, which exists twice for a moment; `sent`: bytes of
+def rank_memory(
+    name: str, node: int, rank: TrainerBytes, *, widest: int, sent: int
+) -> ProcessMemory:
+    """Estimate the main memory of a trainer rank. `widest`: bytes of the gradient of the largest
+    weight (the embedding of a large vocabulary), which briefly exists twice; `sent`: bytes of
     weights in transit. Building a model needs its weights twice, before gradients and optimizer
     exist."""
-    base = RANK_PROCESS + rank.host - _in_keeper(rank.copies)
-    step = base + rank.total + int(HEAP * rank.activations) + 2 * widest
+    base = RANK_PROCESS + rank.host - _peer_copies_bytes(rank.copies)
+    step = base + rank.total + int(HEAP_SHARE * rank.activations) + 2 * widest
     built = base + 2 * rank.weights + rank.gradients
     return ProcessMemory(
         name=name,
@@ -73,7 +76,7 @@ def of_rank(name: str, node: int, rank: TrainerBytes, *, widest: int, sent: int)
     )
 
 
-def of_engine(
+def engine_memory(
     name: str,
     node: int,
     num_ranks: int,
@@ -113,17 +116,19 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
     return int(prefill + 3 * 4 * engines.max_running_requests * facts.vocab_size)
 
 
-def of_others(node: int, *, copies: int, stored: int, collecting: int) -> ProcessMemory:
+def shared_processes_memory(
+    node: int, *, copies: int, stored: int, collecting: int
+) -> ProcessMemory:
     """Estimate the main memory of driver and Ray, and of the process that holds copies of
     all ranks' states (`copies` bytes, including those beside the ranks). `stored`: bytes of a
     step's samples in Ray's object store, which retains the pages that it used. `collecting`: bytes
     of the node's collecting processes."""
-    base = SESSION + _in_keeper(copies) + collecting
+    base = SESSION_BYTES + _peer_copies_bytes(copies) + collecting
     phases: dict[Phase, int] = {"start": base, "step": base + stored, "publish": base + stored}
     return ProcessMemory(name="others", node=node, phases=phases)
 
 
-def sum_of(processes: Sequence[ProcessMemory]) -> dict[Phase, int]:
+def bytes_by_phase(processes: Sequence[ProcessMemory]) -> dict[Phase, int]:
     """Return phase -> bytes of all these processes on one node."""
     mapped = [process.shared_bytes for process in processes]
     twice = sum(mapped) - max(mapped, default=0)
@@ -133,15 +138,15 @@ def sum_of(processes: Sequence[ProcessMemory]) -> dict[Phase, int]:
     }
 
 
-def _in_keeper(copies: int) -> int:
+def _peer_copies_bytes(copies: int) -> int:
     return copies * (STATE_COPIES - 1) // STATE_COPIES
 
 
 def with_caches(
     processes: Sequence[ProcessMemory], slots: Sequence[Slot], cache: int
 ) -> list[ProcessMemory]:
-    """Add the cache of the engines to their processes. `cache` is the bytes of one engine rank's
-    cache."""
+    """Return the processes with the caches of their engines added. `cache`: bytes of one engine
+    rank's cache."""
     ranks = Counter(
         (slot.node, f"engine-{slot.engine}") for slot in slots if slot.engine is not None
     )
@@ -157,11 +162,11 @@ def with_caches(
     ]
 
 
-SYSTEM = 0.05
-"""Share of main memory that the system needs for itself."""
+SYSTEM_SHARE = 0.05
+"""Share of main memory that the operating system needs."""
 LARGEST_CAP = 8192
-"""Most tokens of a microbatch that is not pinned, unless sequences are longer: larger ones gain
-nothing."""
+"""Largest cap of tokens of a microbatch that is not pinned, unless sequences are longer: larger
+ones bring nothing."""
 ENOUGH_TOKENS, ENOUGH_BYTES = 1024, 5 * GIB
 """Of a microbatch that is not pinned: tokens that it may have in any case, and what activations of
 a larger one may take. What each microbatch costs whatever its length is then a small part: 2,464
@@ -170,7 +175,7 @@ tokens of SmolLM2-135M took 49.5, 45.1 and 37.0 s of CPU time in microbatches of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class MemoryFit:
     """Holds the decisions that depend on main memory."""
 
     trainer: TrainerLayout
@@ -183,7 +188,7 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodeLoad:
-    """Holds the needs of one computer without the engines' caches."""
+    """Describes the needs of one computer, without the engines' caches."""
 
     ranks: TrainerBytes
     """Memory of all trainer ranks on the node; `host` is their other memory."""
@@ -196,7 +201,7 @@ class _NodeLoad:
     @property
     def phases(self) -> dict[Phase, int]:
         """Return phase -> bytes of all processes."""
-        return sum_of(self.processes)
+        return bytes_by_phase(self.processes)
 
     @property
     def total(self) -> int:
@@ -215,10 +220,10 @@ def fit_main_memory(
     size: int,
     log: Log,
     teachers: Sequence[ModelFacts] = (),
-) -> Fitted:
+) -> MemoryFit:
     """Choose microbatches as large as memory allows, full recompute if smaller ones are not enough,
     and caches from the remaining memory. `size`: bytes of a weight. Raises FitError with the sum if
-    the fullest node is too small."""
+    the node with the largest needs is too small."""
     merged = publishes_merged(recipe, on_cpu=True, size=size)
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
@@ -275,7 +280,7 @@ def fit_main_memory(
             engines, size=of_cache, tokens=tokens, sequences=engines.max_running_requests
         )
     _note_memory(recipe, node, node.num_shards * cache, machine, log)
-    return Fitted(
+    return MemoryFit(
         trainer=layout,
         engines=replace(engines, max_total_tokens=tokens),
         cap=cap,
@@ -284,10 +289,10 @@ def fit_main_memory(
 
 
 def _budget(machine: Machine) -> int:
-    """Return the bytes that every node can give: its free memory when it was probed, minus what the
-    system needs for itself."""
+    """Return the bytes that every node can provide: its free memory when it was probed, minus what
+    the operating system needs."""
     free = (
-        min(node.available_bytes or node.memory_bytes, int((1 - SYSTEM) * node.memory_bytes))
+        min(node.available_bytes or node.memory_bytes, int((1 - SYSTEM_SHARE) * node.memory_bytes))
         for node in machine.nodes
     )
     return min(free)
@@ -299,8 +304,8 @@ def _note_memory(recipe: Recipe, node: _NodeLoad, cache: int, machine: Machine, 
     log.note(
         "memory",
         f"{(node.total + cache) / GIB:.1f} GiB",
-        f"{_sum(node, cache)}, of {_there(machine)}; an estimate of the phase that needs most, "
-        f"{PHASES[most]} ("
+        f"{_sum_text(node, cache)}, of {_main_memory(machine)}; an estimate of the phase that "
+        f"needs most, {PHASES[most]} ("
         + ", ".join(f"{phase} {(size + cache) / GIB:.1f}" for phase, size in phases.items())
         + ")",
     )
@@ -312,7 +317,7 @@ def _caps(
     trainer: TrainerLayout,
     activations: Callable[[int], int],
 ) -> list[int]:
-    """Return the pinned cap; else halves of the largest that is useful, down to the longest
+    """Return the pinned cap; else the largest useful cap, and its halves down to the longest
     sequence. `activations`: tokens of a microbatch -> bytes of one rank."""
     if recipe.train.max_tokens_per_microbatch:
         return [recipe.train.max_tokens_per_microbatch]
@@ -329,7 +334,7 @@ def _caps(
 
 def _distinct_tokens(recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout) -> int | None:
     """Return the most positions of a step that are computed if sequences share prompts: each prompt
-    once, and of each sequence its response, with the position before it."""
+    once, and for each sequence its response with the position before it; None if they do not."""
     group, agent = recipe.rollout.samples_per_prompt, recipe.rollout.agent
     is_plain = agent == "single_turn" and not recipe.learns_from_rows
     if not (is_plain and shares_prompts(recipe, facts, trainer, group)):
@@ -369,8 +374,8 @@ def _load(
         sent_copies=kept,
         fused_swiglu=size == 4 or is_exact,
         keeps_float32=is_exact,
-        reached=Reached(trainer_context=0),
-        **decided_by(recipe),
+        efficiency=Efficiency(trainer_context=0),
+        **recipe_load_fields(recipe),
     )
 
 
@@ -418,7 +423,7 @@ def _nodes(
             ),
             processes=[
                 *(
-                    of_rank(
+                    rank_memory(
                         f"trainer-rank-{rank}",
                         number,
                         of,
@@ -428,7 +433,7 @@ def _nodes(
                     for rank, of in ranks.items()
                 ),
                 *(
-                    of_engine(
+                    engine_memory(
                         f"engine-{engine}",
                         number,
                         count,
@@ -441,7 +446,7 @@ def _nodes(
                     )
                     for engine, count in shards.items()
                 ),
-                of_others(
+                shared_processes_memory(
                     number,
                     copies=sum(rank.copies for rank in ranks.values()),
                     stored=0 if number else stored,
@@ -505,17 +510,19 @@ def _refusal(
     recipe: Recipe, machine: Machine, node: _NodeLoad, least: int, budget: int
 ) -> FitError:
     total = node.total + node.num_shards * least
-    whole = min(int((1 - SYSTEM) * each.memory_bytes) for each in machine.nodes)
+    whole = min(int((1 - SYSTEM_SHARE) * each.memory_bytes) for each in machine.nodes)
     kind = MemoryTaken if budget < total <= whole else FitError
     return kind(
-        f"recipe `{recipe.name}` does not fit in the main memory of a CPU with {_there(machine)}",
-        why=f"{_sum(node, node.num_shards * least)} = {total / GIB:.1f} GiB > {budget / GIB:.1f}"
+        f"recipe `{recipe.name}` does not fit in the main memory of a CPU with "
+        f"{_main_memory(machine)}",
+        why=f"{_sum_text(node, node.num_shards * least)} = {total / GIB:.1f} GiB > "
+        f"{budget / GIB:.1f}"
         f"; the cache is for one sequence of {longest_tokens(recipe):,} tokens",
         fix=["--set fault.copy_every=0"] if node.ranks.copies else [],
     )
 
 
-def _sum(node: _NodeLoad, cache: int) -> str:
+def _sum_text(node: _NodeLoad, cache: int) -> str:
     ranks = node.ranks
     parts = {
         "weights": ranks.weights,
@@ -549,9 +556,9 @@ def _gib(size: int) -> str:
     return format_bytes(size) if text == "0.0" and size else text
 
 
-def _there(machine: Machine) -> str:
+def _main_memory(machine: Machine) -> str:
     node = machine.nodes[0]
     there = f"{node.memory_bytes / GIB:.0f} GiB"
-    if (free := node.available_bytes) and free < (1 - SYSTEM) * node.memory_bytes:
+    if (free := node.available_bytes) and free < (1 - SYSTEM_SHARE) * node.memory_bytes:
         there += f", of which {free / GIB:.1f} are free"
     return there

@@ -1,5 +1,5 @@
 """Makes a plan from a recipe and a machine: legal layouts, placement, batch arithmetic, each choice
-with its reason. The entry point of this room; pure, no torch, no I/O."""
+with its reason. The entry point of this package; pure, no torch, no I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from milescli.core.errors import FitError
 from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
 from milescli.plan.choices import (
-    SIZES,
+    WEIGHT_BYTES,
     batch_plan,
     choose_precision,
     note_experts,
@@ -23,10 +23,10 @@ from milescli.plan.choices import (
 from milescli.plan.collectors import choose_collectors
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
-from milescli.plan.main_memory import Fitted, fit_main_memory
+from milescli.plan.main_memory import MemoryFit, fit_main_memory
 from milescli.plan.memory import memory_of, note_adapter, note_publishing, publishes_merged
-from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu, why_no_pair
-from milescli.plan.on_devices import Pair, engine_context, plan_devices
+from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu, why_not_two_engines
+from milescli.plan.on_devices import TrainerEnginePair, engine_context, plan_devices
 from milescli.plan.on_policy import choose_on_policy
 from milescli.plan.placement import (
     assign_slots,
@@ -66,13 +66,13 @@ def make_plan(
     queried: QueriedModels = NO_QUERIED_MODELS,
 ) -> Plan:
     """Plan this recipe on this machine. `facts`: of the policy; `queried`: the other models. Raises
-    FitError with the equation if a pin is illegal or does not fit, with fixes that were tested."""
+    FitError with the equation if a pin is illegal or does not fit, with fixes that were tried."""
 
     def plans(other: Recipe) -> Plan:
         return _planned(other, machine, facts, queried)
 
     if devices_per_node(recipe, machine, Log()):
-        merges = publishes_merged(recipe, on_cpu=False, size=SIZES["bf16"])
+        merges = publishes_merged(recipe, on_cpu=False, size=WEIGHT_BYTES["bf16"])
         formats = formats_of(recipe, merges_adapter=merges)
         try:
             require_kernels(formats, machine.nodes[0].devices[0])
@@ -86,7 +86,7 @@ def make_plan(
 
 def try_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan | None:
     """Return the plan, or None if nothing fits. Faster than `make_plan` on failure, since it
-    searches for no fix."""
+    searches no fixes."""
     try:
         return _planned(recipe, machine, facts)
     except FitError:
@@ -96,7 +96,7 @@ def try_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan | None
 def _planned(
     recipe: Recipe, machine: Machine, facts: ModelFacts, queried: QueriedModels = NO_QUERIED_MODELS
 ) -> Plan:
-    """Make the plan. `engines.placement: auto` takes the other placement if the first does not
+    """Make the plan. With `engines.placement: auto`, use the other placement if the first does not
     fit."""
     log = Log()
     per_node = devices_per_node(recipe, machine, log)
@@ -105,7 +105,7 @@ def _planned(
     note_vision(facts, log)
     note_indexer(facts, log)
     if queried.reward is not None:
-        size = SIZES[choose_precision(recipe, machine, Log())]
+        size = WEIGHT_BYTES[choose_precision(recipe, machine, Log())]
         machine = without_reward_model(
             recipe, machine, queried.reward, size=size, on_cpu=per_node == 0, log=log
         )
@@ -134,7 +134,7 @@ def _planned(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlanInputs:
-    """The recipe, the model and the machine of a plan."""
+    """Holds the recipe, the model and the machine of a plan."""
 
     recipe: Recipe
     machine: Machine
@@ -153,12 +153,14 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
     colocated, reason = choose_placement(recipe, None)
     log.note("placement", _placement_name(recipe, colocated), reason)
     precision = choose_precision(recipe, inputs.machine, log)
-    size = SIZES[precision]
+    size = WEIGHT_BYTES[precision]
     trainer = trainer_on_cpu(recipe, inputs.facts, log)
     for teacher in inputs.teachers:
         check_layout(trainer, teacher)
     if recipe.has_engines:
-        why_one = why_no_pair(recipe, inputs.machine, inputs.facts, size=size, colocated=colocated)
+        why_one = why_not_two_engines(
+            recipe, inputs.machine, inputs.facts, size=size, colocated=colocated
+        )
         fitted = None if why_one else _fitted_pair(inputs, trainer, size, log)
         if fitted is None:
             why_one = why_one or "two would leave one another too little main memory"
@@ -179,9 +181,11 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
     )
 
 
-def _fitted_pair(inputs: _PlanInputs, trainer: TrainerLayout, size: int, log: Log) -> Fitted | None:
-    """Return two engines; None, without log entries, if main memory would give them or the trainer
-    less than they ask for."""
+def _fitted_pair(
+    inputs: _PlanInputs, trainer: TrainerLayout, size: int, log: Log
+) -> MemoryFit | None:
+    """Return a fit with two engines; None, without log entries, if main memory would give them or
+    the trainer less than they ask for."""
     noted = Log()
     engines = engines_on_cpu(inputs.recipe, inputs.facts, noted, why_one=None)
     try:
@@ -202,7 +206,7 @@ def _fitted(
     log: Log,
     *,
     colocated: bool,
-) -> Fitted:
+) -> MemoryFit:
     return fit_main_memory(
         inputs.recipe,
         inputs.machine,
@@ -225,7 +229,7 @@ def _on_devices(inputs: _PlanInputs, log: Log, *, colocated: bool, reason: str) 
         inputs.facts,
         devices_per_node=inputs.per_node,
         colocated=colocated,
-        size=SIZES[precision],
+        size=WEIGHT_BYTES[precision],
         log=placed,
         teachers=inputs.teachers,
     )
@@ -262,7 +266,7 @@ def _assembled(
     colocated: bool,
     cap: int,
     precision: Literal["bf16", "fp32"],
-    pair: Pair | None,
+    pair: TrainerEnginePair | None,
     processes: list[ProcessMemory] | None = None,
 ) -> Plan:
     recipe, machine = inputs.recipe, inputs.machine
@@ -279,10 +283,10 @@ def _assembled(
         if engines.num
         else "tensor"
     )
-    merges = publishes_merged(recipe, on_cpu=on_cpu, size=SIZES[precision])
+    merges = publishes_merged(recipe, on_cpu=on_cpu, size=WEIGHT_BYTES[precision])
     note_publishing(recipe, merged=merges, log=log)
     memory = memory_of(recipe, inputs.facts, merged=merges)
-    note_transfer(recipe, memory, trainer, engines, channel, size=SIZES[precision], log=log)
+    note_transfer(recipe, memory, trainer, engines, channel, size=WEIGHT_BYTES[precision], log=log)
     formats = formats_of(recipe, merges_adapter=merges)
     rounds_inputs = note_formats(
         recipe, inputs.facts, formats, (trainer, engines), on_cpu=on_cpu, log=log
@@ -321,7 +325,7 @@ def _assembled(
         quantises_inputs=rounds_inputs,
         engine_format=formats.engines,
         merges_adapter=merges,
-        roles=_roles(inputs, SIZES[precision], log),
+        roles=_roles(inputs, WEIGHT_BYTES[precision], log),
         decisions=log.decisions,
         forecast=forecast(pair, machine, steps=recipe.train.steps, num_devices=len(slots))
         if pair
@@ -346,8 +350,8 @@ def _threads(
     on_cpu: bool,
     log: Log,
 ) -> tuple[int, int]:
-    """Return (threads of a trainer rank, of an engine rank). If they take turns on a CPU, each side
-    has all cores."""
+    """Return (threads of a trainer rank, threads of an engine rank). If they take turns on a CPU,
+    each uses all cores."""
     if pinned := recipe.machine.cpu_threads:
         log.note("cpu_threads", pinned, "pinned by `machine.cpu_threads`")
         return pinned, pinned
@@ -356,17 +360,17 @@ def _threads(
     shards = sum(slot.engine is not None for slot in here)
     if on_cpu and colocated and shards not in (0, ranks):
         threads, of_engines = (max(1, cores // max(1, count)) for count in (ranks, shards))
-        log.note("cpu_threads", threads, f"{cores} cores / {_counted(ranks, 'trainer rank')}")
-        why = f"{cores} cores / {_counted(shards, 'engine rank')}, in turns with the trainer"
+        log.note("cpu_threads", threads, f"{cores} cores / {_with_plural(ranks, 'trainer rank')}")
+        why = f"{cores} cores / {_with_plural(shards, 'engine rank')}, in turns with the trainer"
         log.note("engines.cpu_threads", of_engines, why)
         return threads, of_engines
     threads = max(1, cores // len(here))
     turns = ", which take turns" if colocated and shards else ""
-    log.note("cpu_threads", threads, f"{cores} cores / {_counted(len(here), 'slot')}{turns}")
+    log.note("cpu_threads", threads, f"{cores} cores / {_with_plural(len(here), 'slot')}{turns}")
     return threads, threads
 
 
-def _counted(number: int, noun: str) -> str:
+def _with_plural(number: int, noun: str) -> str:
     return f"{number} {noun}{'s'[: number > 1]}"
 
 
@@ -406,6 +410,6 @@ def _roles(inputs: _PlanInputs, size: int, log: Log) -> list[Role]:
     recipe = inputs.recipe
     roles = roles_of(recipe, log)
     roles += teacher_roles(recipe, inputs.facts, inputs.teachers, size=size, log=log)
-    if recipe.asks_reward_model:
+    if recipe.uses_reward_model:
         roles.append(Role(name="reward_model", place="first_device"))
     return roles

@@ -1,4 +1,4 @@
-"""Predicts the bytes on one device: the needs of a trainer rank and an engine rank, part by part,
+"""Predicts the memory of one device: the needs of a trainer rank and an engine rank, part by part,
 and whether both fit. Pure. Tests compare sizes of weights, gradients, optimizer and activations
 with real ranks; figures marked as estimates are not tested."""
 
@@ -27,12 +27,19 @@ from milescli.plan.activations import (
     shared_attention_bytes,
     tower_bytes,
 )
-from milescli.plan.devices import Reached
+from milescli.plan.devices import Efficiency
 from milescli.plan.legal import microbatches_in_flight, stage_ends
-from milescli.plan.precision import PLAIN, Formats, Held, engine_cut, formats_of, held_in_format
+from milescli.plan.precision import (
+    PLAIN_FORMATS,
+    Formats,
+    QuantisedSize,
+    engine_cut,
+    formats_of,
+    quantised_size,
+)
 from milescli.plan.static_memory import (
-    Counter,
     TrainerLoad,
+    WeightCounter,
     copies_bytes,
     frozen_bytes,
     host_bytes,
@@ -44,7 +51,7 @@ from milescli.plan.types import EngineLayout, Log, TrainerLayout
 from milescli.recipe.lora import Lora
 from milescli.recipe.schema import Recipe
 
-FRAGMENTS = 0.04
+FRAGMENTED_SHARE = 0.04
 """Share of a device's memory that the allocator cannot use, or that is left as a margin. An
 estimate."""
 PREFILL_TOKENS = 8192
@@ -81,8 +88,8 @@ class TrainerBytes:
     saved: int = 0
     """The copy from which a checkpoint is written (`checkpoint.async_save`), included in `host`."""
     turn: int = 0
-    """Device memory of a teacher while the policy waits in host memory; 0 on a CPU, where both are
-    resident."""
+    """Device memory of a teacher while the policy is in host memory; 0 on a CPU, where both stay in
+    memory."""
 
     @property
     def static(self) -> int:
@@ -122,24 +129,24 @@ class MemoryModel:
     adapter: WeightTable | None = None
     """Table of the trained adapter; None if the model's weights are trained."""
     slots: int = 0
-    """Adapters that an engine has room for; the trainer's device holds one. 0: engines get the
-    model with the adapter merged in."""
-    formats: Formats = PLAIN
+    """Number of adapters that an engine can hold; the trainer's device holds one. 0: engines get
+    the model with the adapter merged in."""
+    formats: Formats = PLAIN_FORMATS
     exempt: tuple[str, ...] = ()
-    """Modules that stay plain in every format."""
-    counter: Counter = field(init=False)
-    trained: Counter = field(init=False)
+    """Modules that keep plain weights in every format."""
+    counter: WeightCounter = field(init=False)
+    trained: WeightCounter = field(init=False)
     """Counts of the trained weights."""
     _layers: dict[object, _LayerSums] = field(default_factory=dict)
     _cache: CacheCost | None = None
 
     def __post_init__(self) -> None:
-        self.counter = self.trained = Counter(self.table)
+        self.counter = self.trained = WeightCounter(self.table)
         if self.adapter is not None:
-            self.trained = Counter(self.adapter)
+            self.trained = WeightCounter(self.adapter)
 
     @property
-    def sent(self) -> Counter:
+    def sent(self) -> WeightCounter:
         """Return the counter of the weights that engines receive in a publication."""
         return self.trained if self.slots else self.counter
 
@@ -177,7 +184,7 @@ class MemoryModel:
                 top += load.row_tokens * ahead
             tokens = load.computed_tokens
             laid = (load.row_tokens - tokens) * shared_attention_bytes(
-                self.table.facts, size=load.kept_size
+                self.table.facts, size=load.saved_size
             )
             if layout.recompute == "full":
                 inner = max(sums.most_between(start, end) - sums.input, again)
@@ -208,7 +215,9 @@ class MemoryModel:
             )
             saved = load.saves_copy * saved_bytes(trained, layout, size=load.size)
             saved *= 1 + (load.critic != "none")
-            turns = [memory_model(facts).frozen_use(layout, load, stage) for facts in load.teachers]
+            turns = [
+                memory_model(facts).frozen_memory(layout, load, stage) for facts in load.teachers
+            ]
             sizes.append(
                 TrainerBytes(
                     weights=static[0],
@@ -217,7 +226,7 @@ class MemoryModel:
                     activations=int(activations),
                     logits=head,
                     workspace=int(max(scratch, 2 * load.bucket_bytes, matrices))
-                    + load.reached.trainer_context,
+                    + load.efficiency.trainer_context,
                     host=host_bytes(trained, layout, load, static)
                     + sum(weights + load.teachers_resident * used for weights, used in turns)
                     + copies
@@ -227,12 +236,14 @@ class MemoryModel:
                     saved=saved,
                     turn=0
                     if load.teachers_resident or not turns
-                    else max(map(sum, turns)) + load.reached.trainer_context,
+                    else max(map(sum, turns)) + load.efficiency.trainer_context,
                 )
             )
         return sizes
 
-    def frozen_use(self, layout: TrainerLayout, load: TrainerLoad, stage: int) -> tuple[int, int]:
+    def frozen_memory(
+        self, layout: TrainerLayout, load: TrainerLoad, stage: int
+    ) -> tuple[int, int]:
         """Return (weights, workspace) in bytes of one rank of `stage` for a model that is not
         trained. The workspace is that of a forward pass without gradients over one microbatch: the
         widest layer with its input and output, and logits."""
@@ -274,7 +285,7 @@ class MemoryModel:
             layout.ep,
             layout.etp,
             layout.sequence_parallel,
-            load.kept_size,
+            load.saved_size,
             load.packing,
             load.fused_swiglu,
         )
@@ -286,7 +297,7 @@ class MemoryModel:
                     facts.at(layers.index(layer)),
                     layer,
                     layout,
-                    size=load.kept_size,
+                    size=load.saved_size,
                     packing=load.packing,
                     fused_swiglu=load.fused_swiglu,
                 )
@@ -297,7 +308,7 @@ class MemoryModel:
                 []
                 if self.adapter is None
                 else adapter_bytes(
-                    self.table, self.adapter, layout, size=load.kept_size, packing=load.packing
+                    self.table, self.adapter, layout, size=load.saved_size, packing=load.packing
                 ),
             )
         return self._layers[key]
@@ -309,10 +320,10 @@ class MemoryModel:
         memory_bytes: int,
         size: int,
         longest: int,
-        reached: Reached,
+        efficiency: Efficiency,
     ) -> EngineBytes:
         """Return the memory of an engine rank under its memory fraction: the cache gets what the
-        weights leave. `longest`: the longest sequence in tokens."""
+        weights leave. `longest`: tokens of the longest sequence."""
         weights = self.engine_weights(layout, size=size)
         facts = self.table.facts
         tokens = min(PREFILL_TOKENS, layout.max_running_requests * longest)
@@ -333,8 +344,8 @@ class MemoryModel:
         return EngineBytes(
             weights=weights,
             cache=max(cache, 0),
-            graphs=reached.engine_graphs,
-            workspace=int(activations) + reached.engine_context,
+            graphs=efficiency.engine_graphs,
+            workspace=int(activations) + efficiency.engine_context,
         )
 
     def engine_weights(
@@ -346,15 +357,15 @@ class MemoryModel:
         numbers = self.counter.engine_total(**cut)
         if self.adapter is not None:
             numbers += self.slots * self.trained.engine_total(**cut)
-        held = self._held(layout)
-        saved = 0 if multiplies_plain else held.numbers * size
-        return numbers * size - saved + held.size_bytes
+        quantised = self._quantised_size(layout)
+        saved = 0 if multiplies_plain else quantised.numbers * size
+        return numbers * size - saved + quantised.size_bytes
 
     def sent_weights(self, layout: EngineLayout, *, size: int) -> int:
         """Return the bytes of weights that one engine rank receives in a publication."""
         cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
-        held = self._held(layout) if self.sent is self.counter else Held()
-        return (self.sent.engine_total(**cut) - held.numbers) * size + held.size_bytes
+        quantised = self._quantised_size(layout) if self.sent is self.counter else QuantisedSize()
+        return (self.sent.engine_total(**cut) - quantised.numbers) * size + quantised.size_bytes
 
     def _sent_bytes(self, size: int) -> int:
         """Return the bytes of one publish to one engine, of which each trainer rank sends its
@@ -362,9 +373,9 @@ class MemoryModel:
         return self.sent_weights(EngineLayout(), size=size)
 
     def _rounded(self, layout: TrainerLayout, layers: range) -> int:
-        """Return how many numbers of a rank the trainer's format applies to."""
+        """Return the number of weights of a rank to which the trainer's format applies."""
         assert self.formats.trainer is not None
-        return held_in_format(
+        return quantised_size(
             self.table.facts,
             self.formats.trainer,
             cut=Cut(dense=layout.tp, experts=layout.etp),
@@ -373,11 +384,11 @@ class MemoryModel:
             layers=layers,
         ).numbers
 
-    def _held(self, layout: EngineLayout) -> Held:
-        """Return what an engine rank holds in the engines' format."""
+    def _quantised_size(self, layout: EngineLayout) -> QuantisedSize:
+        """Return the weights of an engine rank that are in the engines' format."""
         if self.formats.engines is None:
-            return Held()
-        return held_in_format(
+            return QuantisedSize()
+        return quantised_size(
             self.table.facts,
             self.formats.engines,
             cut=engine_cut(layout),
@@ -403,20 +414,22 @@ class MemoryModel:
             self._cache = cache_cost(self.table.facts)
         return self._cache
 
-    def cache_room(
+    def max_cached_requests(
         self, layout: EngineLayout, *, cache_bytes: int, size: int, tokens: int
     ) -> float:
-        """Return how many requests of `tokens` tokens each an engine holds at once with
-        `cache_bytes` on each of its ranks."""
+        """Return the number of requests of `tokens` tokens each whose caches fit at once into an
+        engine with `cache_bytes` on each of its ranks."""
         states = self.cache_bytes(layout, size=size, tokens=0, sequences=STATES_PER_REQUEST)
         per_request = self.cache_bytes(layout, size=size, tokens=tokens, sequences=0)
         share = STATE_SHARE if states else 0.0
-        room = (1 - share) * cache_bytes / max(per_request, 1)
-        return layout.attention_dp * (min(room, share * cache_bytes / states) if states else room)
+        max_requests = (1 - share) * cache_bytes / max(per_request, 1)
+        return layout.attention_dp * (
+            min(max_requests, share * cache_bytes / states) if states else max_requests
+        )
 
     def cache_tokens(self, layout: EngineLayout, *, cache_bytes: int, size: int) -> int:
-        """Return how many tokens' keys and values an engine holds with `cache_bytes` on each of its
-        ranks."""
+        """Return the number of tokens whose keys and values fit into an engine with `cache_bytes`
+        on each of its ranks."""
         per_tokens = self.cache_bytes(layout, size=size, tokens=1 << 20, sequences=0)
         share = 1 - STATE_SHARE if self.cache_cost.state_bytes else 1.0
         return int(share * cache_bytes / max(per_tokens, 1) * (1 << 20)) * layout.attention_dp
@@ -465,7 +478,7 @@ class _LayerSums:
 
 def bucket_bytes(bucket_mib: int | None, *, on_cpu: bool) -> int:
     """Return the size of a weight-sync bucket in bytes; None means the default of the device. On a
-    CPU, SmolLM2-135M was published in 0.27 s by buckets of 64 MiB, and in 0.56 s by buckets of 512
+    CPU, publishing SmolLM2-135M took 0.27 s in buckets of 64 MiB, and 0.56 s in buckets of 512
     MiB."""
     return (bucket_mib or (64 if on_cpu else 512)) * MIB
 
@@ -479,7 +492,7 @@ def memory_of(recipe: Recipe, facts: ModelFacts, *, merged: bool = False) -> Mem
     """Return the memory model of the recipe's model and of its trained weights. `merged` comes from
     `publishes_merged`. Raises RecipeError if the adapter of the recipe does not fit the model."""
     formats, shape = formats_of(recipe, merges_adapter=merged), trained_shape(recipe)
-    if shape is None and formats == PLAIN:
+    if shape is None and formats == PLAIN_FORMATS:
         return memory_model(facts)
     slots = 0 if merged or shape is None else engine_slots(len(recipe.adapters))
     return _of_policy(facts, shape, slots, formats, tuple(recipe.train.exempt))

@@ -1,5 +1,5 @@
-"""Plans layouts on accelerators: searches trainer and engines, combines the two (in turns, or in
-parallel), and explains the choice. Called by `make`."""
+"""Plans layouts on accelerators: searches trainer and engines, combines the two (taking turns, or
+in parallel), and explains the choice. Called by `make`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from milescli.plan.legal import (
 )
 from milescli.plan.on_cpu import context_length
 from milescli.plan.search import (
-    ALIKE,
+    SIMILAR_FACTOR,
     EngineChoice,
     TrainerChoice,
     TrainerSearch,
-    alike,
     search_engines,
     search_trainer,
+    similar_choices,
 )
 from milescli.plan.search_space import SearchSpace, divisors, search_space
 from milescli.plan.static_memory import note_copies
@@ -37,14 +37,14 @@ from milescli.recipe.schema import Parallel, Recipe
 
 _FINE_DEVICES = 64
 """Up to this many devices, splits are tried in eighths; beyond, in quarters."""
-_MANY = 12
-"""Most fleets that are compared with trainers."""
+_MAX_FLEETS = 12
+"""Most fleets of engines that are combined with trainers."""
 _HOST_SHARE = 0.9
 """Share of a node's main memory that sleeping trainers and offloaded optimizers may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class TrainerEnginePair:
     """Holds a trainer and engines that fit together."""
 
     space: SearchSpace
@@ -55,7 +55,7 @@ class Pair:
     """All fleets, best first."""
     trainer_devices: int
     sync_s: float
-    turn_s: float
+    switch_s: float
     overlap: bool
     """True if rollout and training run in parallel."""
 
@@ -64,13 +64,13 @@ class Pair:
         """Return the seconds of one step."""
         rollout, train = self.engines.seconds.total, self.trainer.seconds.total
         return (
-            (max(rollout, train) if self.overlap else rollout + train) + self.sync_s + self.turn_s
+            (max(rollout, train) if self.overlap else rollout + train) + self.sync_s + self.switch_s
         )
 
     @property
     def host_bytes(self) -> int:
-        """Return the bytes of main memory on the fullest node: with trainer ranks and a step's
-        samples, or with engines that store the weights that they received."""
+        """Return the main memory of the node that needs most, in bytes: with trainer ranks and a
+        step's samples, or with engines that store the weights that they received."""
         space = self.space
         received = space.memory.sent_weights(self.engines.layout, size=space.work.size)
         return max(
@@ -98,7 +98,7 @@ def plan_devices(
     size: int,
     log: Log,
     teachers: Sequence[ModelFacts] = (),
-) -> Pair:
+) -> TrainerEnginePair:
     """Choose the best trainer and engines on `devices_per_node` devices of each node. Raises
     FitError with the equation if a pin is illegal or nothing fits."""
     pair = _simplest(
@@ -131,8 +131,8 @@ def pairs_by_share(
     colocated: bool,
     size: int,
     teachers: Sequence[ModelFacts] = (),
-) -> dict[int, Pair]:
-    """Return the best trainer and engines for each number of devices that engines may have, if any
+) -> dict[int, TrainerEnginePair]:
+    """Return number of engine devices -> best trainer and engines, for each number under which any
     fit. Raises FitError as `plan_devices`."""
     space = search_space(
         recipe,
@@ -152,22 +152,24 @@ def pairs_by_share(
 
 def _pairs(
     space: SearchSpace, machine: Machine, num_devices: int, *, overlap: bool, recipe: Recipe
-) -> dict[int, Pair]:
-    """Return number of engine devices -> best pair. Engines span nodes only if none fits within a
-    node, and the optimizer moves to the host only if neither helps."""
+) -> dict[int, TrainerEnginePair]:
+    """Return number of engine devices -> best pair. Engines span nodes only if none fits within
+    one, and the optimizer moves to the host only if that does not help either."""
     spaces = [space, replace(space, offload=True)] if space.offload is None else [space]
-    shares = _shares(space, num_devices)
+    shares = _engine_device_counts(space, num_devices)
     nearest: tuple[TrainerSearch, list[EngineChoice], int] | None = None
     for tried in spaces:
         ranks = {share: num_devices - (0 if tried.colocated else share) for share in shares}
         searches = {share: search_trainer(tried, ranks[share]) for share in shares}
         for across in (False, True):
-            pairs = dict[int, Pair]()
+            pairs = dict[int, TrainerEnginePair]()
             for share, trainers in searches.items():
                 fleets = search_engines(tried, share, across=across)
                 if nearest is None or (fleets and not nearest[1]):
                     nearest = (trainers, fleets, ranks[share])
-                pair = _join(tried, machine, trainers, fleets, ranks=ranks[share], overlap=overlap)
+                pair = _best_pair(
+                    tried, machine, trainers, fleets, ranks=ranks[share], overlap=overlap
+                )
                 if pair is not None:
                     pairs[share] = pair
             if pairs:
@@ -177,17 +179,21 @@ def _pairs(
     raise reasons.refusal(space, recipe, machine, trainers, fleets, num_ranks=num_ranks)
 
 
-def _simplest(pairs: list[Pair]) -> Pair:
+def _simplest(pairs: list[TrainerEnginePair]) -> TrainerEnginePair:
     """Return the least divided of the pairs that are about as fast as the fastest."""
     fastest = min(pair.step_s for pair in pairs)
     return min(
-        (pair for pair in pairs if pair.step_s <= fastest * ALIKE),
-        key=lambda pair: (pair.trainer.cuts, pair.engines.cuts, round(pair.step_s, 3)),
+        (pair for pair in pairs if pair.step_s <= fastest * SIMILAR_FACTOR),
+        key=lambda pair: (
+            pair.trainer.division_key,
+            pair.engines.division_key,
+            round(pair.step_s, 3),
+        ),
     )
 
 
-def _shares(space: SearchSpace, num_devices: int) -> list[int]:
-    """Return the numbers of devices that engines may have."""
+def _engine_device_counts(space: SearchSpace, num_devices: int) -> list[int]:
+    """Return the numbers of devices to try for engines."""
     if not space.has_engines:
         return [0]
     if space.colocated:
@@ -225,7 +231,7 @@ def _shares(space: SearchSpace, num_devices: int) -> list[int]:
     )
 
 
-def _join(
+def _best_pair(
     space: SearchSpace,
     machine: Machine,
     trainers: TrainerSearch,
@@ -233,10 +239,10 @@ def _join(
     *,
     ranks: int,
     overlap: bool,
-) -> Pair | None:
+) -> TrainerEnginePair | None:
     """Return the best pair that fits together, or None. Trainers and fleets that are about as fast
     as the fastest count as equally fast; slower fleets are tried if none of these fits."""
-    fastest = alike(fleets[:_MANY])
+    fastest = similar_choices(fleets[:_MAX_FLEETS])
     pairs = [
         _pair(space, trainer, engines, trainers, fleets, ranks=ranks, overlap=overlap)
         for engines in fastest
@@ -247,7 +253,7 @@ def _join(
     if len(fastest) == len(fleets):
         return None
     slower = fleets[len(fastest) :]
-    return _join(space, machine, trainers, slower, ranks=ranks, overlap=overlap)
+    return _best_pair(space, machine, trainers, slower, ranks=ranks, overlap=overlap)
 
 
 def _trainer_for(
@@ -258,7 +264,8 @@ def _trainer_for(
     ranks: int,
     overlap: bool,
 ) -> TrainerChoice | None:
-    """Return the least divided trainer of the fastest that fit with these engines."""
+    """Return the least divided of the fastest trainers that fit with these engines; None if there
+    is none."""
     host = _HOST_SHARE * machine.nodes[0].memory_bytes - space.stored_bytes
     fitting = [
         trainer
@@ -268,7 +275,9 @@ def _trainer_for(
     ]
     rest_s = 0.0 if overlap else engines.seconds.total
     return min(
-        alike(fitting, rest_s=rest_s), key=lambda choice: (choice.cuts, choice.rank), default=None
+        similar_choices(fitting, rest_s=rest_s),
+        key=lambda choice: (choice.division_key, choice.rank),
+        default=None,
     )
 
 
@@ -281,38 +290,38 @@ def _pair(
     *,
     ranks: int,
     overlap: bool,
-) -> Pair:
+) -> TrainerEnginePair:
     shared = space.colocated
     moved = trainer.needs.weights + trainer.needs.optimizer
-    return Pair(
+    return TrainerEnginePair(
         space=space,
         trainer=trainer,
         engines=engines,
         trainers=trainers,
         fleets=fleets,
         trainer_devices=ranks,
-        sync_s=space.time.sync(trainer.layout, engines.layout, space.work, shared=shared)
+        sync_s=space.time.publish_seconds(trainer.layout, engines.layout, space.work, shared=shared)
         if space.has_engines
         else 0.0,
-        turn_s=space.time.turns(moved) * (shared + bool(space.load.teachers)),
+        switch_s=space.time.switch_seconds(moved) * (shared + bool(space.load.teachers)),
         overlap=overlap and not shared,
     )
 
 
 def publishing_bytes(space: SearchSpace, trainer: TrainerChoice, engines: EngineChoice) -> int:
-    """Return the bytes of a shared device during a publication, when the trainer has released
+    """Return the memory of a shared device during a publication, when the trainer has released
     gradients and optimizer, and the engine has no cache yet."""
     buckets = 2 * space.work.bucket_bytes
     return (
         trainer.needs.weights
         + engines.needs.weights
         + buckets
-        + space.reached.trainer_context
-        + space.reached.asleep
+        + space.efficiency.trainer_context
+        + space.efficiency.asleep
     )
 
 
-def engine_context(recipe: Recipe, facts: ModelFacts, pair: Pair) -> EngineChoice:
+def engine_context(recipe: Recipe, facts: ModelFacts, pair: TrainerEnginePair) -> EngineChoice:
     """Return the engines with the context length with which they start."""
     layout = replace(pair.engines.layout, context_length=context_length(recipe, facts))
     return replace(pair.engines, layout=layout)

@@ -1,6 +1,6 @@
-"""Decides whether engines and trainer compute log-probs with the same bits, `train.on_policy`, and
-refuses what was not shown to be exact; `platform.exact` is how a CPU then computes. Pure; called by
-`make`."""
+"""Decides whether engines and trainer compute log-probs with identical bits, `train.on_policy`, and
+refuses settings that were not shown to be exact; `platform.exact` makes a CPU compute so. Pure;
+called by `make`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from milescli.plan.types import EngineLayout, Log, TrainerLayout
 from milescli.recipe.schema import Recipe
 from milescli.recipe.section import Rule, refuse
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-"""Families whose difference is 0.0 on a CPU (tests/backends/sglang/test_exact.py)."""
+EXACT_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Families whose difference between engine and trainer is 0.0 on a CPU
+(tests/backends/sglang/test_exact.py)."""
 HEAD_UNIT = 8
 """The kernel that sums each query separately needs a head size that is a multiple of this."""
 _OFF = "--set train.on_policy=auto"
@@ -31,14 +32,14 @@ def choose_on_policy(
     on_cpu: bool,
     log: Log,
 ) -> Literal["auto", "exact"]:
-    """Return the plan's `on_policy`, and log its reason if it is exact. Raises RecipeError if the
-    recipe asks for what is not exact, or was not shown to be."""
+    """Return the plan's `on_policy`, and log the reason if it is exact. Raises RecipeError if the
+    recipe asks for `exact` with settings that are not exact, or were not shown to be."""
     if recipe.train.on_policy == "auto":
         return "auto"
-    refuse(_rules(recipe, trainer, engines, formats))
+    refuse(_setting_rules(recipe, trainer, engines, formats))
     if on_cpu:
-        refuse(_shown(facts, trainer, engines))
-        refuse(_rounded(formats, rounds_inputs))
+        refuse(_proof_rules(facts, trainer, engines))
+        refuse(_rounding_rules(formats, rounds_inputs))
     log.note(
         "train.on_policy",
         "exact",
@@ -51,49 +52,49 @@ def choose_on_policy(
     return "exact"
 
 
-def _rules(
+def _setting_rules(
     recipe: Recipe, trainer: TrainerLayout, engines: EngineLayout, formats: Formats
 ) -> Iterator[Rule]:
-    """Yield the rules against settings that give two policies, or two sums of one, on any
-    device."""
+    """Yield the rules against settings that make engine and trainer compute different policies, or
+    the same one in another order of summation, on any device."""
     kind, stale = recipe.rollout.speculative.kind, recipe.rollout.max_staleness
-    yield _not(
+    yield _rule_against(
         recipe.learns_from_rows,
         "a run that learns from rows",
         "no engine samples what is learned from, so there is nothing to be equal to",
         _OFF,
     )
-    yield _not(
+    yield _rule_against(
         stale,
         f"`rollout.max_staleness={stale}`",
         "samples come from weights of steps before, whose log-probs are others",
         "--set rollout.max_staleness=0",
     )
-    yield _not(
+    yield _rule_against(
         kind != "none",
         f"`rollout.speculative.kind={kind}`",
         "guesses are verified several at once, by sums of another order",
         "--set rollout.speculative.kind=none",
     )
-    yield _not(
+    yield _rule_against(
         recipe.train.lora.is_on,
         "an adapter",
         "the engine multiplies by the adapter in another order than the trainer",
         "--set train.lora.rank=null",
     )
-    yield _not(
+    yield _rule_against(
         recipe.weights.format != "hf",
         f"`weights.format={recipe.weights.format}`",
         "engines hold other numbers than the trainer",
         "--set weights.format=hf",
     )
-    yield _not(
+    yield _rule_against(
         formats.engines not in (None, formats.trainer),
         f"`rollout.precision={recipe.rollout.precision}`",
         "engines hold other numbers than the trainer",
         "--set rollout.precision=same",
     )
-    yield _not(
+    yield _rule_against(
         trainer.tp != engines.tp,
         f"tp {trainer.tp} of the trainer beside tp {engines.tp} of the engines",
         "row-parallel layers add a sum for each rank of tp, and other parts round otherwise",
@@ -102,24 +103,25 @@ def _rules(
     )
 
 
-def _shown(
+def _proof_rules(
     facts: ModelFacts,
     trainer: TrainerLayout,
     engines: EngineLayout,
 ) -> Iterator[Rule]:
-    """Yield the rules against what was not shown to be exact on a CPU."""
+    """Yield the rules against layouts and models that were not shown to be exact on a CPU."""
     layouts = {"parallel": (trainer, "tp", "cp"), "engines": (engines, "tp", "ep", "attention_dp")}
-    for room, (layout, *axes) in layouts.items():
+    for section, (layout, *axes) in layouts.items():
         for axis in axes:
-            yield _not(
+            yield _rule_against(
                 (size := getattr(layout, axis)) > 1,
-                f"`{room}.{axis}={size}`",
+                f"`{section}.{axis}={size}`",
                 "it was not shown to be exact: sums over ranks have an order of their own",
-                f"--set {room}.{axis}=1",
+                f"--set {section}.{axis}=1",
             )
     odd = next((layer.mixer for layer in facts.layers if layer.mixer != "full"), None)
     reasons = {
-        f"only {', '.join(FAMILIES)} were shown to be exact": facts.family not in FAMILIES,
+        f"only {', '.join(EXACT_FAMILIES)} were shown to be exact": facts.family
+        not in EXACT_FAMILIES,
         f"layers of kind `{odd}` were not shown to be exact": odd,
         f"heads of {facts.head_dim} numbers, and the kernel takes multiples of {HEAD_UNIT}": (
             facts.head_dim % HEAD_UNIT
@@ -131,19 +133,20 @@ def _shown(
         != "silu",
     }
     for why, broken in reasons.items():
-        yield _not(broken, f"this `{facts.family}` model", why, _OFF)
+        yield _rule_against(broken, f"this `{facts.family}` model", why, _OFF)
 
 
-def _rounded(formats: Formats, rounds_inputs: bool) -> Iterator[Rule]:
-    """Yield the rules against rounded inputs that differ between both sides on a CPU."""
-    yield _not(
+def _rounding_rules(formats: Formats, rounds_inputs: bool) -> Iterator[Rule]:
+    """Yield the rules against formats that round inputs differently in engine and trainer on a
+    CPU."""
+    yield _rule_against(
         rounds_inputs and formats.engines is None,
         "rounded inputs beside engines with plain weights",
         "engines round the inputs of quantised layers alone",
         "--set rollout.precision=same",
         "--set train.quantise_inputs=false",
     )
-    yield _not(
+    yield _rule_against(
         rounds_inputs and formats.trainer == "nvfp4",
         "rounded NVFP4 inputs",
         "all tokens that are computed together share a scale, so a token depends on the others",
@@ -151,7 +154,7 @@ def _rounded(formats: Formats, rounds_inputs: bool) -> Iterator[Rule]:
     )
 
 
-def _not(broken: object, what: str, why: str, *fixes: str) -> Rule:
+def _rule_against(broken: object, what: str, why: str, *fixes: str) -> Rule:
     return Rule(
         broken,
         f"`train.on_policy=exact` is not possible with {what}",

@@ -4,15 +4,15 @@ channel that carries weights between them. Pure; called by `make`."""
 from __future__ import annotations
 
 from milescli.core.errors import FitError
-from milescli.plan.transport import OFFERED_IN
+from milescli.plan.transport import PIECE_LOCATIONS
 from milescli.plan.types import EngineLayout, Log, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 
 def devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
-    """Return how many devices of each node the run takes; 0 means that it runs on the CPU. Raises
-    FitError if the node has fewer than the recipe asks for."""
+    """Return the number of devices of each node that the run uses; 0 means that it runs on the CPU.
+    Raises FitError if the node has fewer than the recipe asks for."""
     wanted = recipe.machine.gpus
     visible = 0 if machine.kind == "cpu" else min(len(node.devices) for node in machine.nodes)
     if wanted == 0 or (wanted is None and visible == 0):
@@ -46,18 +46,22 @@ def choose_placement(recipe: Recipe, num_devices: int | None) -> tuple[bool, str
             raise FitError(
                 "an engine that shares devices with the trainer cannot answer while the trainer "
                 "works",
-                why=f"{keys_of_apart(recipe)}, but `engines.placement` is colocated",
+                why=f"{separate_engines_keys(recipe)}, but `engines.placement` is colocated",
                 fix=["--set engines.placement=split", *shared],
             )
         if num_devices < 2 + recipe.engines_apart:
             raise FitError(
-                f"engines for {apart_for(recipe)} need more than {num_devices} "
+                f"engines for {separate_engines_purpose(recipe)} need more than {num_devices} "
                 f"device{'s'[: num_devices > 1]}",
-                why=f"{keys_of_apart(recipe)}: the trainer, a sampling engine and "
-                f"{recipe.engines_apart} for {apart_for(recipe)} each need their own",
+                why=f"{separate_engines_keys(recipe)}: the trainer, a sampling engine and "
+                f"{recipe.engines_apart} for {separate_engines_purpose(recipe)} each need their "
+                "own",
                 fix=shared or "remove `policy` from `rollout.roles`",
             )
-        return False, f"{keys_of_apart(recipe)}: these engines answer while the trainer works"
+        return (
+            False,
+            f"{separate_engines_keys(recipe)}: these engines answer while the trainer works",
+        )
     if recipe.adapters and num_devices is not None and (num_devices < 2 or wanted == "colocated"):
         raise FitError(
             "several adapters need engines and trainer on separate devices",
@@ -123,10 +127,10 @@ def note_idle_devices(slots: list[Slot], num_devices: int, recipe: Recipe, log: 
     if used == num_devices:
         return
     pins = [
-        f"{room}.{key}"
-        for room, keys in (("parallel", ("tp", "pp", "cp", "dp")), ("engines", ("tp", "num")))
+        f"{section}.{key}"
+        for section, keys in (("parallel", ("tp", "pp", "cp", "dp")), ("engines", ("tp", "num")))
         for key in keys
-        if getattr(getattr(recipe, room), key) is not None
+        if getattr(getattr(recipe, section), key) is not None
     ]
     why = (
         f"pinned: {', '.join(pins)}"
@@ -177,22 +181,22 @@ def choose_channel(
             ],
         )
     log.note("weights.channel", channel, why)
-    if recipe.weights.full_every > 1 and (place := OFFERED_IN.get(channel)) is not None:
+    if recipe.weights.full_every > 1 and (place := PIECE_LOCATIONS.get(channel)) is not None:
         log.note("weights.full_every", 1, f"all weights are in {place} each time")
     if recipe.weights.wave_share < 1 and colocated and not on_cpu:
         log.note("weights.wave_share", 1, "engines that take turns with the trainer sleep together")
     return channel
 
 
-def apart_for(recipe: Recipe) -> str:
-    """Return a phrase that says what the separate engines are for, to follow their number."""
+def separate_engines_purpose(recipe: Recipe) -> str:
+    """Return a phrase that says what the separate engines are for; it follows their number."""
     roles = "roles that other models play"
     if recipe.eval.engines != "own":
         return roles
     return f"evaluations and {roles}" if recipe.rollout.policies else "evaluations"
 
 
-def keys_of_apart(recipe: Recipe) -> str:
+def separate_engines_keys(recipe: Recipe) -> str:
     """Return the recipe keys that reserve the separate engines."""
     keys = ["`eval.engines` is own"] if recipe.eval.engines == "own" else []
     keys += ["`rollout.roles` has a `policy`"] if recipe.rollout.policies else []

@@ -41,7 +41,7 @@ OF_ENGINES: Mapping[str, Quantised] = {
 """`rollout.precision` -> format of the weights that engines hold."""
 
 
-SERVED_FROM: Mapping[Quantised, tuple[int, tuple[str, ...]]] = {
+ENGINE_KERNELS: Mapping[Quantised, tuple[int, tuple[str, ...]]] = {
     "fp8": (89, ("gfx942", "gfx950")),
     "mxfp8": (100, ("gfx942", "gfx950")),
     "int4": (80, ()),
@@ -58,17 +58,17 @@ global scale."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formats:
-    """Names the formats of a run; None: plain weights."""
+    """Names the number formats of a run; None: plain weights."""
 
     trainer: Quantised | None
     engines: Quantised | None
 
 
-PLAIN = Formats(trainer=None, engines=None)
+PLAIN_FORMATS = Formats(trainer=None, engines=None)
 
 
 def formats_of(recipe: Recipe, *, merges_adapter: bool) -> Formats:
-    """Return the formats that the recipe asks for. `merges_adapter`: engines get the model with a
+    """Return the formats that the recipe selects. `merges_adapter`: engines get the model with a
     trained adapter merged in."""
     trainer = OF_TRAINER.get(recipe.train.precision)
     same = None if merges_adapter else trainer
@@ -87,9 +87,10 @@ def note_formats(
     on_cpu: bool,
     log: Log,
 ) -> bool:
-    """Log the formats, why, and which matrices stay plain. Returns True if the inputs of quantised
-    layers are rounded too. Raises FitError if a format applies to no matrix under the layouts."""
-    trainer, asked = formats.trainer, recipe.rollout.precision
+    """Log the formats, the reason, and which matrices stay plain. Return True if the inputs of
+    quantised layers are rounded too. Raises FitError if a format applies to no matrix under the
+    layouts."""
+    trainer, requested = formats.trainer, recipe.rollout.precision
     rounds_inputs = _quantises_inputs(recipe, formats, on_cpu=on_cpu)
     if trainer is not None:
         log.note(
@@ -103,10 +104,10 @@ def note_formats(
             why = _why_inputs(recipe, formats, on_cpu=on_cpu)
         log.note("quantises_inputs", rounds_inputs, why)
     if recipe.has_engines and (formats.engines or trainer):
-        reason = f"pinned by `rollout.precision={asked}`"
-        if asked == "same" and trainer != formats.engines:
+        reason = f"pinned by `rollout.precision={requested}`"
+        if requested == "same" and trainer != formats.engines:
             reason = "the adapter is merged into rounded weights, which stay plain then"
-        elif asked == "same":
+        elif requested == "same":
             reason = "the trainer's own numbers"
         log.note("engine_format", formats.engines or "plain", reason)
     for form in dict.fromkeys(filter(None, (trainer, formats.engines))):
@@ -119,7 +120,7 @@ def require_kernels(formats: Formats, device: Device) -> None:
     """Raise FitError if engines on the device have no kernel for their format."""
     if formats.engines is None:
         return
-    least, of_amd = SERVED_FROM[formats.engines]
+    least, of_amd = ENGINE_KERNELS[formats.engines]
     number = device.arch.removeprefix("sm_")
     fits = int(number) >= least if number.isdigit() else device.arch in of_amd
     if fits or not device.arch:
@@ -161,7 +162,7 @@ def _why_inputs(recipe: Recipe, formats: Formats, *, on_cpu: bool) -> str:
 
 
 def _note_choices(form: Quantised, choices: Mapping[str, Choice], log: Log) -> None:
-    """Log how much is quantised, and what stays plain: a line for each reason."""
+    """Log how much is quantised, and which weights stay plain, in one line per reason."""
     matrices = [choice for choice in choices.values() if len(choice.shape) >= 2]
     numbers = [prod(choice.shape) for choice in matrices]
     in_form = [prod(choice.shape) for choice in matrices if choice.form]
@@ -170,13 +171,13 @@ def _note_choices(form: Quantised, choices: Mapping[str, Choice], log: Log) -> N
         f"{len(in_form)} of {len(matrices)}",
         f"{sum(in_form) / sum(numbers):.1%} of the weights; the others stay plain:",
     )
-    kept: dict[tuple[str, str], int] = {}
+    plain: dict[tuple[str, str], int] = {}
     for choice in matrices:
         if choice.form is None:
             reason = re.sub(r"`[^`]*`", lambda name: _pattern(name[0]), choice.reason)
             key = (_pattern(choice.name), reason)
-            kept[key] = kept.get(key, 0) + 1
-    for (name, reason), count in kept.items():
+            plain[key] = plain.get(key, 0) + 1
+    for (name, reason), count in plain.items():
         log.note(f"{form}.plain", f"{count} x {name}" if count > 1 else name, reason)
 
 
@@ -217,15 +218,15 @@ def quantised(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Counts what one rank holds in a format."""
+class QuantisedSize:
+    """Counts the weights of one rank that are in a format."""
 
     numbers: int = 0
     size_bytes: int = 0
     """Bytes of numbers and scales."""
 
 
-def held_in_format(
+def quantised_size(
     facts: ModelFacts,
     form: Quantised,
     *,
@@ -233,31 +234,32 @@ def held_in_format(
     ep: int,
     exempt: tuple[str, ...],
     layers: range | None = None,
-) -> Held:
-    """Return what one rank holds in the format. `cut`: how its side divides matrices; `ep`: number
-    of ranks among which experts are divided; `layers`: those of the rank, None: all. MTP layers, if
-    they are trained, are numbered after the others."""
+) -> QuantisedSize:
+    """Return the size of one rank's weights in the format. `cut`: how its side divides matrices;
+    `ep`: number of ranks among which experts are divided; `layers`: those of the rank, None: all.
+    MTP layers, if they are trained, are numbered after the others."""
     numbers = size = 0
-    for layer, (experts, one) in _held_by_layer(facts, form, cut, exempt):
+    for layer, (experts, one) in _quantised_size_by_layer(facts, form, cut, exempt):
         if layers is None or (layer is not None and layer in layers):
             times = -(-experts // ep) if experts else 1
             numbers += times * one.numbers
             size += times * one.size_bytes
-    return Held(numbers=numbers, size_bytes=size)
+    return QuantisedSize(numbers=numbers, size_bytes=size)
 
 
 @lru_cache(maxsize=64)
-def _held_by_layer(
+def _quantised_size_by_layer(
     facts: ModelFacts, form: Quantised, cut: Cut, exempt: tuple[str, ...]
-) -> list[tuple[int | None, tuple[int, Held]]]:
-    """Return (layer, (number of experts with this size, 0: no expert; what a rank holds of one)),
-    so that a search over layouts chooses once for each way to divide matrices."""
+) -> list[tuple[int | None, tuple[int, QuantisedSize]]]:
+    """Return [(layer, (number of experts of this size, or 0 for other weights; size on a rank of
+    one of them))]. Cached, so that a search over layouts makes the choices once for each way to
+    divide matrices."""
     table = with_single_experts(models.table(facts))
     try:
         choices = choose(table, form, cuts=(cut,), exempt=exempt, alike=True)
     except MilesError:
         return []
-    held = dict[tuple[int | None, int], Held]()
+    sizes = dict[tuple[int | None, int], QuantisedSize]()
     for entry, count in table.counted:
         if not table.holds(entry):
             continue  # engines hold such MTP layers no more than trainers do
@@ -271,9 +273,9 @@ def _held_by_layer(
             own = list(shape)
             if sharding.axis != "none":
                 own[sharding.dim] //= parts
-            so_far = held.get(key, Held())
-            held[key] = Held(
+            so_far = sizes.get(key, QuantisedSize())
+            sizes[key] = QuantisedSize(
                 numbers=so_far.numbers + prod(own),
                 size_bytes=so_far.size_bytes + FORMATS[form].bytes_of(own),
             )
-    return [(layer, (experts, one)) for (layer, experts), one in held.items()]
+    return [(layer, (experts, one)) for (layer, experts), one in sizes.items()]

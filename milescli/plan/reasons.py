@@ -11,9 +11,9 @@ import yaml
 
 from milescli.core.errors import FitError, RecipeError
 from milescli.core.units import GIB, format_bytes, format_duration
-from milescli.plan.memory import FRAGMENTS
-from milescli.plan.placement import apart_for
-from milescli.plan.search import EngineChoice, TrainerChoice, TrainerSearch, alike_s
+from milescli.plan.memory import FRAGMENTED_SHARE
+from milescli.plan.placement import separate_engines_purpose
+from milescli.plan.search import EngineChoice, TrainerChoice, TrainerSearch, similar_s
 from milescli.plan.search_space import SearchSpace
 from milescli.plan.types import Alternative, Log, Plan, TrainerLayout
 from milescli.platform.machine import Machine
@@ -54,7 +54,7 @@ def explain(
         reason = (
             f"pinned by `parallel.{axis}`"
             if pinned
-            else _against(axis, chosen, searched, rest_s=rest_s)
+            else _compare_with_next(axis, chosen, searched, rest_s=rest_s)
         )
         log.note(f"trainer.{axis}", getattr(layout, axis), reason)
     parts = layout.tp * layout.pp * layout.cp
@@ -78,30 +78,33 @@ def explain(
     _explain_memory(space, chosen, recipe, log)
 
 
-def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, rest_s: float) -> str:
-    """Name the best layout with another value, and how much longer it takes."""
+def _compare_with_next(
+    axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, rest_s: float
+) -> str:
+    """Describe the best layout with another value of the axis, and how much longer it takes."""
     own = getattr(chosen.layout, axis)
     others: dict[int, TrainerChoice] = {}
     for choice in searched.fitting:
         others.setdefault(getattr(choice.layout, axis), choice)
     others.pop(own, None)
     if not others:
-        return (
-            f"no other value is legal and fits, of {searched.num_weighed} layouts that were weighed"
-        )
+        num = searched.num_evaluated
+        return f"no other value is legal and fits, of {num} layouts that were weighed"
     best = min(others.values(), key=lambda choice: choice.rank)
     value, seconds, mine = getattr(best.layout, axis), best.seconds.total, chosen.seconds.total
-    if mine > alike_s(seconds, rest_s=rest_s):
+    if mine > similar_s(seconds, rest_s=rest_s):
         return (
-            f"{axis} {value} would train in {_s(seconds)} instead of {_s(mine)}, and not fit "
-            "beside the engines"
+            f"{axis} {value} would train in {_seconds(seconds)} instead of {_seconds(mine)}, and "
+            "not fit beside the engines"
         )
-    comparison = f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}"
-    if seconds > alike_s(mine, rest_s=rest_s) or chosen.cuts > best.cuts:
+    comparison = (
+        f"trains in {_seconds(mine)}; the best layout with {axis} {value} takes {_seconds(seconds)}"
+    )
+    if seconds > similar_s(mine, rest_s=rest_s) or chosen.division_key > best.division_key:
         return comparison
     return (
-        f"{comparison}: too close to tell in a step of {_s(mine + rest_s)}, and this layout is the "
-        "simpler one"
+        f"{comparison}: too close to tell in a step of {_seconds(mine + rest_s)}, and this layout "
+        "is the simpler one"
     )
 
 
@@ -168,12 +171,12 @@ def _why_engine_size(chosen: EngineChoice, fleets: list[EngineChoice]) -> str:
     if other is None:
         return "no other size holds the model"
     why = (
-        f"generates in {_s(chosen.seconds.total)}; engines of tp {other.layout.tp} take "
-        f"{_s(other.seconds.total)}"
+        f"generates in {_seconds(chosen.seconds.total)}; engines of tp {other.layout.tp} take "
+        f"{_seconds(other.seconds.total)}"
     )
     if other.seconds.total >= chosen.seconds.total:
         return why
-    if other.cuts <= chosen.cuts:
+    if other.division_key <= chosen.division_key:
         return f"{why}, and do not fit beside the trainer"
     waits = other.crowded > chosen.crowded
     drawback = "of which some would wait for cache" if waits else "which are cut more"
@@ -191,13 +194,13 @@ def _why_so_many_requests(space: SearchSpace, chosen: EngineChoice) -> str:
 def alternatives(
     space: SearchSpace, chosen: TrainerChoice, searched: TrainerSearch, *, step_s: float
 ) -> list[Alternative]:
-    """Return the next best three layouts with other meshes."""
-    seen = {_mesh(chosen.layout)}
+    """Return the next best layouts with other meshes, at most three."""
+    meshes = {_mesh(chosen.layout)}
     others = []
     for choice in searched.fitting:
-        if _mesh(choice.layout) in seen or len(others) == 3:
+        if _mesh(choice.layout) in meshes or len(others) == 3:
             continue
-        seen.add(_mesh(choice.layout))
+        meshes.add(_mesh(choice.layout))
         others.append(
             Alternative(
                 layout=summary(choice.layout),
@@ -226,7 +229,7 @@ def refusal(
     `with_remedies` adds fixes that work."""
     where = f"{num_ranks} x {machine.nodes[0].devices[0].name}"
     work = space.work
-    if not searched.num_weighed:
+    if not searched.num_evaluated:
         why = (
             f"no layout is legal: tp x pp x cp x dp must be {num_ranks}, and dp x updates_per_step "
             f"at most {work.num_samples} samples "
@@ -251,7 +254,8 @@ def refusal(
         )
         if space.work.engines_apart:
             apart = space.work.engines_apart
-            why += f"; and {1 + apart} are needed, of which {apart} for {apart_for(recipe)}"
+            purpose = separate_engines_purpose(recipe)
+            why += f"; and {1 + apart} are needed, of which {apart} for {purpose}"
         return FitError(f"no engine on {where} can hold recipe `{recipe.name}`", why=why, fix=[])
     host = searched.fitting[0].needs.host * min(space.devices_per_node, num_ranks)
     why = (
@@ -280,9 +284,9 @@ def equation(space: SearchSpace, choice: TrainerChoice) -> str:
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
     parts_sum = " + ".join(f"{name} {getattr(needs, name) / GIB:.1f}" for name in parts)
     sign = ">" if needs.total > space.trainer_budget else "<="
-    less = f"less {FRAGMENTS:.0%} margin"
+    less = f"less {FRAGMENTED_SHARE:.0%} margin"
     if space.colocated:
-        less += f" and {space.reached.asleep / GIB:.1f} of the sleeping engine"
+        less += f" and {space.efficiency.asleep / GIB:.1f} of the sleeping engine"
     budget = (
         f"{space.trainer_budget / GIB:.1f} ({space.memory_bytes / GIB:.0f} GiB a device {less})"
     )
@@ -295,12 +299,12 @@ def _pins(pins: Parallel) -> str:
     )
 
 
-def _s(seconds: float) -> str:
+def _seconds(seconds: float) -> str:
     return format_duration(seconds)
 
 
 _MOST_NODES = 64
-"""Nodes up to which a refusal looks for what would fit."""
+"""Most nodes for which a refusal searches a machine that would fit."""
 _MOST_FIXES = 3
 """Most fixes of an error: nobody reads more."""
 _LEAST_TOKENS = 256
@@ -309,7 +313,7 @@ _OPTION = re.compile(
     r"--(?:set (?P<key>[a-z_.]+)=(?P<value>\S+)|(?P<flag>gpus|nodes) (?P<number>\d+))"
 )
 _FREE = {"train.recompute": "auto", "engines.placement": "auto"}
-"""Value that leaves a key to the planner, if it is not null."""
+"""Value that leaves a key to the planner, where that is not null."""
 _PINS = (
     *(f"parallel.{key}" for key in Parallel.model_fields),
     "engines.tp",
@@ -331,8 +335,8 @@ _Planner = Callable[[Recipe], Plan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trial:
-    """Holds changes of a recipe, and the options that express them."""
+class _RemedyTrial:
+    """Holds a change of a recipe that may make it fit, and the options that express it."""
 
     kind: str
     """Kind of the trial; the first of a kind that fits is proposed."""
@@ -348,11 +352,11 @@ def with_remedies(
     *,
     only_proposed: bool = False,
 ) -> FitError:
-    """Return the same refusal with fixes that were tested: the fix that it proposes itself, and
-    unless `only_proposed`, pins to drop, fewer tokens, more devices, an adapter. Proposals in words
-    stay."""
+    """Return the same refusal with fixes that were tried: the fix that it already proposes, and
+    unless `only_proposed`, removed pins, fewer tokens, more devices, an adapter. Proposals in words
+    are kept."""
     fixes: dict[str, str] = {}
-    for trial in _trials(error, recipe, machine):
+    for trial in _remedy_trials(error, recipe, machine):
         if only_proposed and trial.kind != "proposed":
             break
         if trial.kind in fixes or len(fixes) == _MOST_FIXES:
@@ -368,36 +372,42 @@ def with_remedies(
     return type(error)(
         error.what,
         why=error.why,
-        fix=[*dict.fromkeys(fixes.values()), *words] or _last_resorts(machine),
+        fix=[*dict.fromkeys(fixes.values()), *words] or _manual_remedies(machine),
     )
 
 
-def _trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_Trial]:
+def _remedy_trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_RemedyTrial]:
     """Yield trials lazily, the smallest change first."""
     for fix in error.fixes:
         if changes := _parsed(fix):
-            yield _Trial(kind="proposed", options=fix.partition("#")[0].strip(), changes=changes)
+            yield _RemedyTrial(
+                kind="proposed", options=fix.partition("#")[0].strip(), changes=changes
+            )
     pinned = [key for key in _PINS if _value(recipe, key) != _FREE.get(key)]
-    rooms = [[key for key in pinned if key.startswith(room)] for room in ("parallel.", "engines.")]
+    rooms = [
+        [key for key in pinned if key.startswith(section)] for section in ("parallel.", "engines.")
+    ]
     for kind, keys in (
         *(("a pin", [key]) for key in pinned),
         *(("pins", some) for some in (*rooms, pinned) if len(some) > 1),
     ):
         changes = {key: _FREE.get(key) for key in keys}
         options = " ".join(f"--set {key}={changes[key] or 'null'}" for key in keys)
-        yield _Trial(kind=kind, options=options, changes=changes)
+        yield _RemedyTrial(kind=kind, options=options, changes=changes)
     visible = min((len(node.devices) for node in machine.nodes), default=0)
     if recipe.machine.gpus and recipe.machine.gpus < visible:
-        yield _Trial(kind="gpus", options=f"--gpus {visible}", changes={"machine.gpus": visible})
+        yield _RemedyTrial(
+            kind="gpus", options=f"--gpus {visible}", changes={"machine.gpus": visible}
+        )
     if visible and recipe.machine.gpus != 0:
         for nodes in (recipe.machine.nodes * factor for factor in (2, 4, 8, 16, 32, 64)):
             if nodes <= _MOST_NODES:
-                yield _Trial(
+                yield _RemedyTrial(
                     kind="nodes", options=f"--nodes {nodes}", changes={"machine.nodes": nodes}
                 )
     prompts = recipe.rollout.prompts_per_step
     for more in (2 * prompts, 8 * prompts):
-        yield _Trial(
+        yield _RemedyTrial(
             kind="prompts",
             options=f"--set rollout.prompts_per_step={more}",
             changes={"rollout.prompts_per_step": more},
@@ -405,13 +415,15 @@ def _trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_Tria
     for tokens in (recipe.rollout.max_response_tokens // part for part in (2, 4, 8)):
         if tokens >= _LEAST_TOKENS:
             key = "rollout.max_response_tokens"
-            yield _Trial(kind="tokens", options=f"--set {key}={tokens}", changes={key: tokens})
+            yield _RemedyTrial(
+                kind="tokens", options=f"--set {key}={tokens}", changes={key: tokens}
+            )
     if not recipe.train.lora.is_on:
-        yield _Trial(kind="adapter", options="--lora 16", changes={"train.lora.rank": 16})
+        yield _RemedyTrial(kind="adapter", options="--lora 16", changes={"train.lora.rank": 16})
 
 
 def _parsed(fix: str) -> dict[str, object]:
-    """Return the changes of the options in a fix; empty if it is no list of options."""
+    """Return key -> value of the options in a fix; empty if the fix is not a list of options."""
     text = fix.partition("#")[0].strip()
     options = list(_OPTION.finditer(text))
     if " ".join(option[0] for option in options) != text:
@@ -442,7 +454,7 @@ def _changed(recipe: Recipe, changes: dict[str, object]) -> Recipe:
     return Recipe.model_validate(raw)
 
 
-def _last_resorts(machine: Machine) -> list[str]:
+def _manual_remedies(machine: Machine) -> list[str]:
     larger = "--dry-run --on 8xMI355X" if machine.kind == "rocm" else "--dry-run --on 8xB300"
     return [
         f"{larger}   # a machine with more memory, or more nodes of it",

@@ -1,4 +1,4 @@
-"""The models of a run and their places, logged for the plan's reader."""
+"""Lists the models of a run and where each runs, and logs them for the plan's reader."""
 
 from __future__ import annotations
 
@@ -64,21 +64,22 @@ def roles_of(recipe: Recipe, log: Log) -> list[Role]:
 def teacher_roles(
     recipe: Recipe, policy: ModelFacts, teachers: Sequence[ModelFacts], *, size: int, log: Log
 ) -> list[Role]:
-    """Return the roles of the teachers, and log where they live. `size` is the bytes of a
-    weight."""
+    """Return the roles of the teachers, and log where each runs. `size`: bytes of a weight."""
     own = models.table(policy)
-    for wish, facts in zip(recipe.held_teachers, teachers, strict=True):
+    for teacher, facts in zip(recipe.local_teachers, teachers, strict=True):
         table = models.table(facts)
         log.note(
-            f"teacher {wish.called}",
+            f"teacher {teacher.called}",
             "on the trainer's ranks, in turn",
             f"{format_bytes(table.num_parameters * size)} of weights over the ranks; its pass over "
             f"a token is {teacher_passes([facts], own):.2g} of the policy's",
         )
-    served = [wish for wish in recipe.teachers if wish.url is not None]
-    for wish in served:
+    served = [teacher for teacher in recipe.teachers if teacher.url is not None]
+    for teacher in served:
         log.note(
-            f"teacher {wish.called}", "served elsewhere", "asked by HTTP, while the policy samples"
+            f"teacher {teacher.called}",
+            "served elsewhere",
+            "asked by HTTP, while the policy samples",
         )
     return [
         *(Role(name="teacher", place="trainer") for _ in teachers),
@@ -113,8 +114,8 @@ def without_reward_model(
         sleeps=False,
         bucket_bytes=0,
     )
-    weights, working = memory_model(facts).frozen_use(TrainerLayout(), load, 0)
-    context = 0 if on_cpu else load.reached.trainer_context
+    weights, working = memory_model(facts).frozen_memory(TrainerLayout(), load, 0)
+    context = 0 if on_cpu else load.efficiency.trainer_context
     taken = weights + working + context
     log.note(
         "reward_model",

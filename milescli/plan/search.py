@@ -18,8 +18,8 @@ from milescli.plan.legal import (
     tp_faults,
     training_faults,
 )
-from milescli.plan.memory import FRAGMENTS, EngineBytes, TrainerBytes
-from milescli.plan.on_cpu import LEAST_REQUESTS, MOST_REQUESTS
+from milescli.plan.memory import FRAGMENTED_SHARE, EngineBytes, TrainerBytes
+from milescli.plan.on_cpu import MAX_REQUESTS, MIN_REQUESTS
 from milescli.plan.search_space import SearchSpace, divisors, values_to_try
 from milescli.plan.time import RolloutSeconds, TrainSeconds
 from milescli.plan.types import NO_ENGINES, EngineLayout, TrainerLayout
@@ -47,11 +47,12 @@ class EngineChoice:
     @property
     def rank(self) -> tuple[float, ...]:
         """Return a sort key that puts faster fleets first."""
-        return (round(self.seconds.total, 3), *self.cuts)
+        return (round(self.seconds.total, 3), *self.division_key)
 
     @property
-    def cuts(self) -> tuple[int, ...]:
-        """Return a sort key that puts fleets with less waiting and less division first."""
+    def division_key(self) -> tuple[int, ...]:
+        """Return a sort key that puts fleets first whose requests wait less and that are less
+        divided."""
         return (self.crowded, self.layout.tp, self.layout.attention_dp, self.layout.ep)
 
 
@@ -81,7 +82,7 @@ def search_engines(space: SearchSpace, num_devices: int, *, across: bool) -> lis
         for ep, attention_dp in _engine_axes(facts, pins, tp):
             if next(engine_faults(facts, tp=tp, ep=ep, attention_dp=attention_dp), None):
                 continue
-            choice = weigh_engines(space, num=num, tp=tp, ep=ep, attention_dp=attention_dp)
+            choice = evaluate_engines(space, num=num, tp=tp, ep=ep, attention_dp=attention_dp)
             if choice is not None:
                 choices.append(choice)
     busy = [choice for choice in choices if choice.layout.num <= space.work.num_samples]
@@ -100,10 +101,10 @@ def _engine_sizes(num_devices: int, devices_per_node: int, *, across: bool) -> l
 
 
 def _engine_axes(facts: ModelFacts, pins: EngineSettings, tp: int) -> list[tuple[int, int]]:
-    """Return pairs (ep, attention_dp) to try. If there are more devices than parts of a cache (the
-    latent of MLA is one part; else key/value heads), devices would hold copies of it: large engines
-    divide requests among groups of devices instead. Whole experts are distributed in large engines
-    of MLA models, and if their slices would not be whole."""
+    """Return pairs (ep, attention_dp) to try. With more devices than parts of a cache (the latent
+    of MLA is one part; else key/value heads), several devices would hold the same part: large
+    engines divide requests among groups of devices instead. Whole experts are distributed in large
+    engines of MLA models, and if slices of experts would not have a whole size."""
     caches = 1 if facts.mla else facts.num_kv_heads
     shares_requests = facts.num_experts > 0 and not facts.mamba
     large = facts.mla is not None and facts.num_experts > 0 and tp >= 8
@@ -115,16 +116,16 @@ def _engine_axes(facts: ModelFacts, pins: EngineSettings, tp: int) -> list[tuple
     return [(ep, group) for group in ([pins.attention_dp] if pins.attention_dp else groups)]
 
 
-def weigh_engines(
+def evaluate_engines(
     space: SearchSpace, *, num: int, tp: int, ep: int, attention_dp: int
 ) -> EngineChoice | None:
-    """Evaluate one fleet; None if weights or the longest sequence do not fit."""
+    """Evaluate one fleet. Return None if weights or the longest sequence do not fit."""
     pins, work, memory = space.engine_pins, space.work, space.memory
     layout = EngineLayout(
         num=num, tp=tp, ep=ep, attention_dp=attention_dp, context_length=space.longest_served
     )
     # SGLang gives each group its whole share of the requests
-    wanted = max(LEAST_REQUESTS, min(MOST_REQUESTS * attention_dp, -(-work.num_samples // num)))
+    wanted = max(MIN_REQUESTS, min(MAX_REQUESTS * attention_dp, -(-work.num_samples // num)))
     running = pins.max_running_requests or -(-wanted // attention_dp) * attention_dp
     layout = replace(layout, max_running_requests=running, max_total_tokens=pins.max_total_tokens)
     fraction = pins.memory_fraction or _fraction(space, layout)
@@ -134,19 +135,19 @@ def weigh_engines(
         memory_bytes=space.memory_bytes,
         size=work.size,
         longest=space.longest_served,
-        reached=space.reached,
+        efficiency=space.efficiency,
     )
-    context = space.reached.trainer_context if space.colocated else 0
+    context = space.efficiency.trainer_context if space.colocated else 0
     if needs.total + context > space.memory_bytes:
         return None
     if (
-        memory.cache_room(
+        memory.max_cached_requests(
             layout, cache_bytes=needs.cache, size=work.size, tokens=space.longest_served
         )
         < attention_dp
     ):
         return None
-    room = memory.cache_room(
+    max_requests = memory.max_cached_requests(
         layout, cache_bytes=needs.cache, size=work.size, tokens=int(work.sequence_tokens)
     )
     return EngineChoice(
@@ -154,38 +155,38 @@ def weigh_engines(
         needs=needs,
         seconds=space.time.rollout(layout, work, cache_bytes=needs.cache),
         cache_tokens=memory.cache_tokens(layout, cache_bytes=needs.cache, size=work.size),
-        crowded=room < min(running, -(-work.num_samples // num)),
+        crowded=max_requests < min(running, -(-work.num_samples // num)),
     )
 
 
 def _fraction(space: SearchSpace, layout: EngineLayout) -> float:
-    """Return the share of memory that graphs, a prefill, both processes and a margin leave, in
-    hundredths."""
+    """Return the share of memory that remains beside graphs, a prefill, both processes and a
+    margin, in hundredths."""
     probe = space.memory.engine(
         layout,
         memory_bytes=space.memory_bytes,
         size=space.work.size,
         longest=space.longest_served,
-        reached=space.reached,
+        efficiency=space.efficiency,
     )
     taken = (
         probe.graphs
         + probe.workspace
-        + space.memory_bytes * FRAGMENTS
-        + (space.reached.trainer_context if space.colocated else 0)
+        + space.memory_bytes * FRAGMENTED_SHARE
+        + (space.efficiency.trainer_context if space.colocated else 0)
     )
     most = MAX_SHARED_FRACTION if space.colocated else MAX_FRACTION
     return max(0.05, min(most, int(100 * (1 - taken / space.memory_bytes)) / 100))
 
 
 MIN_CAP, MAX_CAP = 2048, 32768
-"""Tokens of a microbatch on one rank, where nobody pins them."""
+"""Bounds of the tokens of a microbatch on one rank, unless pinned."""
 CP_TOKENS, LEAST_CP_TOKENS = 4096, 1024
-"""Context parallelism is considered as long as each rank has so many positions of the longest
-sequence; the second, where nothing else fits."""
+"""Context parallelism is considered as long as each rank has this many positions of the longest
+sequence; the second bound applies if nothing else fits."""
 UNEVEN_GAIN = 0.99
 """A shorter last stage is only taken if the step then takes less than this share of the time."""
-CAP_ALIKE = 1.02
+SIMILAR_CAP_FACTOR = 1.02
 """Larger microbatches are only taken if they are faster by more than this factor: smaller ones
 leave room."""
 
@@ -204,10 +205,10 @@ class TrainerChoice:
     @property
     def rank(self) -> tuple[float, ...]:
         """Return a sort key that puts faster layouts first."""
-        return (round(self.seconds.total, 3), *self.cuts, -self.cap)
+        return (round(self.seconds.total, 3), *self.division_key, -self.cap)
 
     @property
-    def cuts(self) -> tuple[int, ...]:
+    def division_key(self) -> tuple[int, ...]:
         """Return a sort key that puts layouts first that are simpler to run and less divided."""
         own = self.layout
         uneven = own.first_stage_layers is not None or own.last_stage_layers is not None
@@ -225,13 +226,13 @@ class TrainerChoice:
 
 @dataclass(slots=True, kw_only=True)
 class TrainerSearch:
-    """Holds all trainer layouts that the search evaluated."""
+    """Holds the trainer layouts that the search evaluated."""
 
     fitting: list[TrainerChoice] = field(default_factory=list)
     """Layouts that fit, best first."""
     nearest: TrainerChoice | None = None
-    """The layout with the smallest need among those that do not fit."""
-    num_weighed: int = 0
+    """The layout that needs least memory among those that do not fit."""
+    num_evaluated: int = 0
 
 
 def search_trainer(space: SearchSpace, num_ranks: int) -> TrainerSearch:
@@ -239,8 +240,8 @@ def search_trainer(space: SearchSpace, num_ranks: int) -> TrainerSearch:
     search = TrainerSearch()
     for shortest in (CP_TOKENS, LEAST_CP_TOKENS):
         for layout in legal_layouts(space, num_ranks, shortest=shortest):
-            choice = weigh(space, layout)
-            search.num_weighed += 1
+            choice = evaluate_trainer(space, layout)
+            search.num_evaluated += 1
             if choice.fits:
                 search.fitting.append(choice)
             elif search.nearest is None or choice.needs.total < search.nearest.needs.total:
@@ -323,10 +324,10 @@ def _expert_layouts(
                 yield layout
 
 
-def weigh(space: SearchSpace, layout: TrainerLayout) -> TrainerChoice:
-    """Return the layout with its best microbatches. Recomputes only if nothing else fits, and moves
-    the optimizer to the host only if that does not help either. If nothing fits, returns the
-    smallest choice."""
+def evaluate_trainer(space: SearchSpace, layout: TrainerLayout) -> TrainerChoice:
+    """Return the layout with its best microbatches. Uses recompute only if nothing else fits, and
+    moves the optimizer to the host only if that does not help either. If nothing fits, returns the
+    choice that needs least memory."""
     modes = [
         (recompute, offload)
         for offload in ([space.offload] if space.offload is not None else [False, True])
@@ -343,7 +344,9 @@ def weigh(space: SearchSpace, layout: TrainerLayout) -> TrainerChoice:
         choices = (_choice(space, tried, cap) for cap in caps)
         if fitting := list(takewhile(lambda choice: choice.fits, choices)):
             fastest = min(choice.seconds.total for choice in fitting)
-            return next(choice for choice in fitting if choice.seconds.total <= CAP_ALIKE * fastest)
+            return next(
+                choice for choice in fitting if choice.seconds.total <= SIMILAR_CAP_FACTOR * fastest
+            )
     raise AssertionError(f"{layout} fits with the smallest microbatch, and then does not")
 
 
@@ -358,7 +361,7 @@ def _choice(space: SearchSpace, layout: TrainerLayout, cap: int) -> TrainerChoic
 
 
 def _caps(space: SearchSpace, layout: TrainerLayout) -> list[int]:
-    """Return the microbatch caps that hold the longest sequence, ascending."""
+    """Return the microbatch caps that can hold the longest sequence, ascending."""
     if space.cap is not None:
         return [space.cap]
     least = -(-space.longest // layout.cp)
@@ -370,8 +373,8 @@ def _caps(space: SearchSpace, layout: TrainerLayout) -> list[int]:
 
 
 def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
-    """Also try fewer layers on the last stage: it computes the logits, too, so the pipeline may
-    then run more evenly."""
+    """Also evaluate layouts with fewer layers on the last stage: it computes the logits, too, so
+    the pipeline may then be better balanced."""
     for choice in [best for best in search.fitting[:8] if best.layout.pp > 1]:
         layout = choice.layout
         mean = space.facts.num_layers // layout.pp
@@ -381,7 +384,7 @@ def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
             if mean - fewer < 1 or any(next(stage_faults(lighter, own), None) for own in models):
                 break
             other = _choice(space, lighter, choice.cap)
-            search.num_weighed += 1
+            search.num_evaluated += 1
             if other.fits and other.seconds.total < UNEVEN_GAIN * choice.seconds.total:
                 search.fitting.append(other)
     search.fitting.sort(key=lambda choice: choice.rank)
@@ -392,25 +395,25 @@ def _powers_of_two(number: int) -> list[int]:
     return [value for value in divisors(number) if value & (value - 1) == 0]
 
 
-ALIKE = 1.10
-"""Layouts whose predicted times are within this factor count as equally fast: the least divided one
-is taken."""
-STEP_ALIKE = 0.03
+SIMILAR_FACTOR = 1.10
+"""Layouts whose predicted times differ by at most this factor count as equally fast: the least
+divided one is chosen."""
+SIMILAR_STEP_SHARE = 0.03
 """Trainers that differ by less than this share of a whole step count as equally fast, too."""
 
 _Choice = TypeVar("_Choice", TrainerChoice, EngineChoice)
 
 
-def alike_s(best: float, *, rest_s: float = 0.0) -> float:
-    """Return the time up to which a phase counts as equally long as one of `best` seconds;
-    `rest_s`: seconds of the step outside the phase."""
-    return max(ALIKE * best, best + STEP_ALIKE * (best + rest_s))
+def similar_s(best: float, *, rest_s: float = 0.0) -> float:
+    """Return the longest time of a phase that counts as equal to `best` seconds; `rest_s`: seconds
+    of the step outside the phase."""
+    return max(SIMILAR_FACTOR * best, best + SIMILAR_STEP_SHARE * (best + rest_s))
 
 
-def alike(choices: Sequence[_Choice], *, rest_s: float = 0.0) -> list[_Choice]:
+def similar_choices(choices: Sequence[_Choice], *, rest_s: float = 0.0) -> list[_Choice]:
     """Return the choices that are about as fast as the first, which is the fastest; `rest_s`:
     seconds of a step that pass outside or in parallel."""
     if not choices:
         return []
-    most = alike_s(choices[0].seconds.total, rest_s=rest_s)
+    most = similar_s(choices[0].seconds.total, rest_s=rest_s)
     return [choice for choice in choices if choice.seconds.total <= most]

@@ -14,9 +14,9 @@ from milescli.models.costs import token_flops
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.collectors import choose_collectors, collecting_bytes
-from milescli.plan.devices import Reached, reached, spec_of
+from milescli.plan.devices import Efficiency, efficiency_of, spec_of
 from milescli.plan.memory import (
-    FRAGMENTS,
+    FRAGMENTED_SHARE,
     MemoryModel,
     TrainerLoad,
     bucket_bytes,
@@ -24,13 +24,13 @@ from milescli.plan.memory import (
     publishes_merged,
 )
 from milescli.plan.on_cpu import longest_tokens
-from milescli.plan.static_memory import decided_by
+from milescli.plan.static_memory import recipe_load_fields
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
 from milescli.plan.transport import sent_copies, step_bytes, why_whole
 from milescli.plan.types import EngineLayout, Log
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
-from milescli.recipe.train import OF_MATRICES
+from milescli.recipe.train import MATRIX_RULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,22 +71,22 @@ class SearchSpace:
     @property
     def usable_bytes(self) -> int:
         """Return the usable bytes of one device."""
-        return int(self.memory_bytes * (1 - FRAGMENTS))
+        return int(self.memory_bytes * (1 - FRAGMENTED_SHARE))
 
     @property
     def trainer_budget(self) -> int:
         """Return the bytes that a trainer rank may use beside the process of a sleeping engine."""
-        return self.usable_bytes - (self.reached.asleep if self.colocated else 0)
+        return self.usable_bytes - (self.efficiency.asleep if self.colocated else 0)
 
     @property
-    def reached(self) -> Reached:
+    def efficiency(self) -> Efficiency:
         """Return the efficiency constants of the devices, without CUDA graphs if the recipe
         disables them."""
-        return self.time.reached
+        return self.time.efficiency
 
 
 def _collecting(recipe: Recipe, machine: Machine) -> int:
-    """Return the bytes on the driver's node of collecting processes, if every device had an
+    """Return the bytes of collecting processes on the driver's node, if every device had an
     engine."""
     num_devices = sum(len(node.devices) for node in machine.nodes)
     most = EngineLayout(num=num_devices * recipe.has_engines)
@@ -104,9 +104,9 @@ def search_space(
     size: int,
     teachers: Sequence[ModelFacts] = (),
 ) -> SearchSpace:
-    """Collect everything that the search depends on."""
+    """Return the search space of a recipe on a machine."""
     device, _ = spec_of(machine)
-    reaches = reached(device.name)
+    reaches = efficiency_of(device.name)
     if not recipe.engines.cuda_graphs:
         reaches = replace(reaches, engine_graphs=0)
     merged = publishes_merged(recipe, on_cpu=False, size=2)
@@ -129,7 +129,7 @@ def search_space(
             memory=memory,
             device=device,
             devices_per_node=devices_per_node,
-            reached=reaches,
+            efficiency=reaches,
         ),
         work=Work(
             num_samples=recipe.sequences_per_step,
@@ -158,8 +158,8 @@ def search_space(
             sleeps=shared,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),
-            reached=reaches,
-            **decided_by(recipe),
+            efficiency=reaches,
+            **recipe_load_fields(recipe),
         ),
         memory_bytes=memory_bytes,
         devices_per_node=devices_per_node,
@@ -169,7 +169,7 @@ def search_space(
         engine_pins=recipe.engines,
         cap=train.max_tokens_per_microbatch,
         recompute=train.recompute,
-        offload=False if train.optimizer.rule in OF_MATRICES else train.optimizer.offload,
+        offload=False if train.optimizer.rule in MATRIX_RULES else train.optimizer.offload,
         colocated=shared,
         has_engines=recipe.has_engines,
         stored_bytes=step_bytes(recipe, table.facts) + _collecting(recipe, machine),
@@ -177,8 +177,8 @@ def search_space(
 
 
 def teacher_passes(teachers: Sequence[ModelFacts], table: WeightTable) -> float:
-    """Return the cost of the teachers in a step, in forward passes of the policy over all tokens.
-    Each teacher scores its own prompts, an equal share here."""
+    """Return the cost of the teachers in a step, as a number of forward passes of the policy over
+    all tokens. Each teacher scores its own prompts, an equal share here."""
     own = token_flops(table).matmul
     return sum(token_flops(models.table(facts)).matmul / own for facts in teachers) / max(
         len(teachers), 1

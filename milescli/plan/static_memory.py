@@ -1,5 +1,5 @@
-"""Counts what a rank holds regardless of the batch: its parameters, their weights, gradients and
-optimizer state, and copies of these. Pure; called by `memory`."""
+"""Counts the memory of a rank that is independent of the batch: its parameters, their weights,
+gradients and optimizer state, and copies of these. Pure; called by `memory`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from milescli.core.units import format_bytes
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
-from milescli.plan.devices import Reached
+from milescli.plan.devices import Efficiency
 from milescli.plan.legal import stage_sizes
 from milescli.plan.types import Log, TrainerLayout
 from milescli.recipe.schema import Recipe
-from milescli.recipe.train import OF_MATRICES
+from milescli.recipe.train import MATRIX_RULES
 
 _ALIGN = 64
 """Numbers to which Megatron aligns the start of every parameter in its flat memory (256 bytes of
@@ -27,30 +27,30 @@ _WIDE = (".A_log", ".self_attention.out_norm.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class ElementCounts:
     """Counts the elements of one kind of weights, without and with alignment in flat memory."""
 
     plain: int = 0
     aligned: int = 0
 
-    def __add__(self, other: Numbers) -> Numbers:
-        return Numbers(plain=self.plain + other.plain, aligned=self.aligned + other.aligned)
+    def __add__(self, other: ElementCounts) -> ElementCounts:
+        return ElementCounts(plain=self.plain + other.plain, aligned=self.aligned + other.aligned)
 
-    def __sub__(self, other: Numbers) -> Numbers:
-        return Numbers(plain=self.plain - other.plain, aligned=self.aligned - other.aligned)
+    def __sub__(self, other: ElementCounts) -> ElementCounts:
+        return ElementCounts(plain=self.plain - other.plain, aligned=self.aligned - other.aligned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightCounts:
     """Counts the weights that one rank holds."""
 
-    dense: Numbers = Numbers()
+    dense: ElementCounts = ElementCounts()
     """Weights in the model's dtype that are equal on all data- and context-parallel ranks."""
-    experts: Numbers = Numbers()
+    experts: ElementCounts = ElementCounts()
     """Weights that are equal on the `expert_dp` ranks."""
-    wide: Numbers = Numbers()
+    wide: ElementCounts = ElementCounts()
     """Weights that stay in float32 whatever the model's dtype."""
-    frozen: Numbers = Numbers()
+    frozen: ElementCounts = ElementCounts()
 
     def __add__(self, other: WeightCounts) -> WeightCounts:
         return WeightCounts(
@@ -75,7 +75,7 @@ class WeightCounts:
 
 
 @dataclass(slots=True)
-class Counter:
+class WeightCounter:
     """Counts the weights of one model per rank. Caches results, since a search requests the same
     divisions many times."""
 
@@ -98,10 +98,10 @@ class Counter:
             if self.table.holds(entry) and not entry.rule.buffer:
                 groups[layers if entry.layer is None else entry.layer].append((entry, times))
         self._groups = [tuple(group) for group in groups]
-        seen: dict[object, int] = {}
+        first_layers: dict[object, int] = {}
         for layer in range(layers):
             alike = tuple((id(entry.rule), entry.shapes, times) for entry, times in groups[layer])
-            self._kinds.append(seen.setdefault(alike, layer))
+            self._kinds.append(first_layers.setdefault(alike, layer))
 
     def stage(self, layout: TrainerLayout, stage: int) -> WeightCounts:
         """Return the weights of a rank of pipeline stage `stage`."""
@@ -175,7 +175,7 @@ class Counter:
     ) -> WeightCounts:
         sums = {"dense": [0, 0], "experts": [0, 0], "wide": [0, 0], "frozen": [0, 0]}
         for entry, times in entries:
-            size, count = _cut(entry, tp=tp, etp=etp), 1
+            size, count = _rank_elements(entry, tp=tp, etp=etp), 1
             if entry.expert is not None:
                 kind, count = "experts", times // ep
             elif not self.table.trains(entry):
@@ -184,11 +184,13 @@ class Counter:
                 kind = "wide" if _is_wide(entry) else "dense"
             sums[kind][0] += size * count
             sums[kind][1] += -(-size // _ALIGN) * _ALIGN * count
-        return WeightCounts(**{kind: Numbers(plain=a, aligned=b) for kind, (a, b) in sums.items()})
+        return WeightCounts(
+            **{kind: ElementCounts(plain=a, aligned=b) for kind, (a, b) in sums.items()}
+        )
 
     def engine_total(self, *, tp: int, ep: int, attention_dp: int) -> int:
         """Return the number of weights on one of the `tp` ranks of an engine: heads are divided by
-        tp / attention_dp, experts and vocabulary by tp. Every rank holds the weights that have no
+        tp / attention_dp, experts and vocabulary by tp. Every rank has the weights that have no
         axis."""
         key = (tp, ep, attention_dp)
         if key not in self._engine:
@@ -221,8 +223,8 @@ def _is_wide(entry: Entry) -> bool:
     return entry.rule.float32 or bool(delta and delta.float32 and entry.megatron.endswith(_WIDE))
 
 
-def _cut(entry: Entry, *, tp: int, etp: int) -> int:
-    """Return how many numbers of an entry one rank holds."""
+def _rank_elements(entry: Entry, *, tp: int, etp: int) -> int:
+    """Return the number of elements of an entry that one rank has."""
     sharding = entry.rule.sharding
     parts = {"tp": tp, "etp": etp, "none": 1}[sharding.axis]
     if not sharding.padded:
@@ -238,13 +240,13 @@ def _cut(entry: Entry, *, tp: int, etp: int) -> int:
 
 STATE_COPIES = 3
 """Copies of a rank's state: one beside the rank, from which it is sent while the rank trains on;
-and at the keeper the valid copy and the incoming one."""
+and two at the process that stores it, the valid copy and the incoming one."""
 
 
 def copies_bytes(static: tuple[int, int, int], *, has_critic: bool, reference: int) -> int:
-    """Return the bytes of one rank's state copies, counted on its own node: the keeper on another
-    node holds as much for its neighbour. `static` is (weights, gradients (not copied), optimizer)
-    of one model; `reference` is the bytes of frozen weights, or 0."""
+    """Return the bytes of one rank's state copies, counted on its own node: the process on another
+    node that stores them uses as much for its neighbour. `static` is (weights, gradients (not
+    copied), optimizer) of one model; `reference` is the bytes of frozen weights, or 0."""
     return STATE_COPIES * ((static[0] + static[2]) * (1 + has_critic) + reference)
 
 
@@ -269,7 +271,7 @@ _PAD = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLoad:
-    """Holds what memory depends on besides model and layout."""
+    """Holds what the trainer's memory depends on besides model and layout."""
 
     size: int
     """Bytes of a weight: 2 (bf16) or 4 (fp32)."""
@@ -312,7 +314,7 @@ class TrainerLoad:
     `train.on_policy: exact` on a CPU."""
     takes_matrices: bool = False
     """True if the optimizer gathers whole matrices of layers (`rule: muon`)."""
-    reached: Reached = field(default_factory=Reached)
+    efficiency: Efficiency = field(default_factory=Efficiency)
 
     @property
     def computed_tokens(self) -> int:
@@ -321,13 +323,13 @@ class TrainerLoad:
         return self.row_tokens if distinct is None else min(self.row_tokens, distinct)
 
     @property
-    def kept_size(self) -> int:
-        """Return the bytes of a number that layers save for their gradients."""
+    def saved_size(self) -> int:
+        """Return the bytes of each number that layers save for their gradients."""
         return 4 if self.keeps_float32 else self.size
 
 
-def decided_by(recipe: Recipe) -> dict[str, float]:
-    """Return the fields of a TrainerLoad that the recipe alone determines. As an upper bound,
+def recipe_load_fields(recipe: Recipe) -> dict[str, float]:
+    """Return the fields of a TrainerLoad that depend on the recipe alone. As an upper bound,
     prompts consist of images only."""
     longest = recipe.longest_sequence
     prompt = longest if recipe.learns_from_rows else recipe.data.max_prompt_tokens
@@ -335,7 +337,7 @@ def decided_by(recipe: Recipe) -> dict[str, float]:
     return {
         "image_share": prompt / longest,
         "image_tokens": num_prompts * prompt,
-        "takes_matrices": recipe.train.optimizer.rule in OF_MATRICES,
+        "takes_matrices": recipe.train.optimizer.rule in MATRIX_RULES,
     }
 
 
@@ -345,8 +347,8 @@ matrix with its bfloat16 copies, and float32 results in both orders."""
 
 
 def matrix_bytes(table: WeightTable) -> int:
-    """Return the bytes on each rank of the optimizer's work on the largest weight of a layer, which
-    is gathered there."""
+    """Return the bytes that the optimizer's work on the largest weight of a layer, which is
+    gathered there, needs on each rank."""
     in_layers = (entry.num_elements for entry, _ in table.counted if entry.layer is not None)
     return _PER_NUMBER_OF_MATRIX * max(in_layers, default=0)
 

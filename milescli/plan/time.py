@@ -1,5 +1,5 @@
 """Predicts the seconds of each phase of a step by rooflines: the counted work, divided by the
-devices' peak rates and by the share of them that runs reach (`devices.Reached`). Pure."""
+devices' peak rates and by the share of them that runs achieve (`devices.Efficiency`). Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from milescli.models.base import WeightTable
 from milescli.models.costs import TokenFlops, token_flops
 from milescli.plan.activations import IMBALANCE
-from milescli.plan.devices import DeviceSpec, Links, Reached
+from milescli.plan.devices import DeviceSpec, Efficiency, Links
 from milescli.plan.legal import stage_sizes
 from milescli.plan.memory import MemoryModel
 from milescli.plan.transport import transfer
@@ -18,10 +18,10 @@ from milescli.plan.types import EngineLayout, TrainerLayout
 MEAN_SHARE = 0.5
 """Mean length of prompts and of responses, as a share of the longest that the recipe allows. An
 estimate."""
-UNEVEN = 4 / 3
-"""Mean length of a token's sequence, as a multiple of the mean length of sequences: long sequences
-have more tokens. If lengths are uniform from 0 to the longest, it is (L^2 / 3) / (L / 2) against L
-/ 2."""
+LENGTH_UNEVENNESS = 4 / 3
+"""Mean length of the sequence that a token belongs to, as a multiple of the mean length of
+sequences: long sequences have more tokens. If lengths are uniform from 0 to the longest, it is (L^2
+/ 3) / (L / 2) against L / 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Work:
     """True if weights are published as whole tensors: those of an adapter, or in a format whose
     scales cover a matrix."""
     engines_apart: int = 0
-    """Number of engines that sample nothing for the step."""
+    """Number of separate engines, which sample nothing for the step."""
 
     @property
     def sequence_tokens(self) -> float:
@@ -55,8 +55,8 @@ class Work:
 
     @property
     def typical_tokens(self) -> int:
-        """Return the mean length of a token's sequence."""
-        return max(1, int(UNEVEN * self.sequence_tokens))
+        """Return the mean length of the sequence that a token belongs to, in tokens."""
+        return max(1, int(LENGTH_UNEVENNESS * self.sequence_tokens))
 
     @property
     def tokens(self) -> float:
@@ -75,9 +75,9 @@ class TrainSeconds:
 
     compute: float
     bubble: float
-    """Waiting of stages for each other."""
+    """Time for which pipeline stages wait for each other."""
     stages: float
-    """Sending activations and their gradients from stage to stage."""
+    """Time to send activations and their gradients from stage to stage."""
     tensor: float
     """Collectives of tensor and context parallelism."""
     experts: float
@@ -117,7 +117,7 @@ class TimeModel:
     memory: MemoryModel
     device: DeviceSpec
     devices_per_node: int
-    reached: Reached
+    efficiency: Efficiency
     flops: TokenFlops = field(init=False)
     links: Links = field(init=False)
     _moe_layers: int = field(init=False)
@@ -166,45 +166,46 @@ class TimeModel:
     def _compute_seconds(
         self, layout: TrainerLayout, work: Work, *, count: int, passes: float
     ) -> float:
-        """Return the seconds of the slowest stage. Each microbatch reads its rank's weights once a
-        pass (twice backward: not for the weights' own gradients), so that few tokens with many
-        weights are bound by memory; and adds its gradients to float32 ones, as a separate step.
-        Logits are recomputed for the gradients (`train.vocab_parallel`); under full recompute, this
-        is part of that pass."""
+        """Return the seconds of the slowest stage. Each microbatch reads its rank's weights once
+        per pass (twice in the backward pass, except for the weights' own gradients), so that few
+        tokens with many weights are bound by memory; and adds its gradients to float32 ones, as a
+        separate step. Logits are recomputed for the gradients (`train.vocab_parallel`); under full
+        recompute, this is part of that pass."""
         counts, microbatches = self.memory.counter.fullest(layout), work.updates * count
         ranks = layout.tp * layout.pp * layout.cp
-        once = work.rank_tokens(layout.dp) / (ranks * self.device.bf16_flops)
+        per_pass = work.rank_tokens(layout.dp) / (ranks * self.device.bf16_flops)
         slowest = self._slowest_stage(layout, head=self._head_part)
-        even, again = passes * once * slowest, 0.0
+        even, again = passes * per_pass * slowest, 0.0
         if layout.recompute != "full":
             head = self._head_part + self._logits_part / passes
             more = self._slowest_stage(layout, head=head) - slowest
-            again = passes * once * more * self.flops.matmul
+            again = passes * per_pass * more * self.flops.matmul
         read = (
             microbatches
             * (passes - 1)
             * work.size
-            / (self.device.memory_bandwidth * self.reached.decode_share)
+            / (self.device.memory_bandwidth * self.efficiency.decode_share)
         )
         plain = self.flops.forward_mean(work.typical_tokens) - self._routed
         dense = max(
-            (even * plain + again) / self.reached.train_share,
+            (even * plain + again) / self.efficiency.train_share,
             read * (counts.dense.plain + counts.wide.plain),
         )
         experts = max(
-            even * self._routed * IMBALANCE / self.reached.expert_share, read * counts.experts.plain
+            even * self._routed * IMBALANCE / self.efficiency.expert_share,
+            read * counts.experts.plain,
         )
         added = (
             microbatches
             * counts.total
             * (2 * work.size + 8)
-            / (self.device.memory_bandwidth * self.reached.decode_share)
+            / (self.device.memory_bandwidth * self.efficiency.decode_share)
         )
         launches = (
             microbatches
             * self.table.facts.num_layers
             / layout.pp
-            * self.reached.layer_s
+            * self.efficiency.layer_s
             * passes
             / 3
         )
@@ -222,8 +223,8 @@ class TimeModel:
     def _stage_seconds(
         self, layout: TrainerLayout, work: Work, *, rows: float, count: int
     ) -> float:
-        """Return the seconds in which each stage but the last sends every position's activations
-        on, and gets their gradients back; nothing runs meanwhile."""
+        """Return the seconds in which each stage but the last sends the activations of every
+        position to the next, and receives their gradients; nothing else runs meanwhile."""
         if layout.pp == 1:
             return 0.0
         share = 1 / layout.tp if layout.sequence_parallel else 1.0
@@ -284,16 +285,16 @@ class TimeModel:
         share = 1 / layout.tp if layout.sequence_parallel else 1.0
         width = facts.moe_latent_size or facts.hidden_size
         moved = rows * share * facts.topk * width * work.size * IMBALANCE / (work.updates * count)
-        once = (
+        per_pass = (
             self.links.exchange_s(moved, ranks=layout.ep, stride=layout.etp)
             if layout.ep > 1
             else 0.0
         )
         if layout.etp > 1:
-            once += moved * (layout.etp - 1) / self.links.ring(layout.etp) + self.links.start_s(
+            per_pass += moved * (layout.etp - 1) / self.links.ring(layout.etp) + self.links.start_s(
                 layout.etp
             )
-        return layers * 2 * passes * work.updates * count * once
+        return layers * 2 * passes * work.updates * count * per_pass
 
     def _data_seconds(self, layout: TrainerLayout, work: Work) -> float:
         """Return the seconds of the reduce-scatter of float32 gradients and the all-gather of
@@ -316,9 +317,13 @@ class TimeModel:
         own = counts.dense.plain / (layout.dp * layout.cp) + counts.experts.plain / layout.expert_dp
         if layout.offload_optimizer:
             return (
-                work.updates * own * (8 / self.reached.host_bandwidth + 1 / self.reached.host_adam)
+                work.updates
+                * own
+                * (8 / self.efficiency.host_bandwidth + 1 / self.efficiency.host_adam)
             )
-        return work.updates * own * 30 / (self.device.memory_bandwidth * self.reached.decode_share)
+        return (
+            work.updates * own * 30 / (self.device.memory_bandwidth * self.efficiency.decode_share)
+        )
 
     def rollout(self, layout: EngineLayout, work: Work, *, cache_bytes: int) -> RolloutSeconds:
         """Predict the seconds of rollout on the engine with the most requests. `cache_bytes`: cache
@@ -329,12 +334,12 @@ class TimeModel:
         request_bytes = self.memory.cache_bytes(
             layout, size=work.size, tokens=int(context) + 1, sequences=1
         )
-        room = self.memory.cache_room(
+        max_requests = self.memory.max_cached_requests(
             layout, cache_bytes=cache_bytes, size=work.size, tokens=int(context) + 1
         )
         num = layout.num - work.engines_apart
         requests = math.ceil(work.num_samples / num)
-        running = max(1.0, min(requests, layout.max_running_requests, room))
+        running = max(1.0, min(requests, layout.max_running_requests, max_requests))
         step_s = self._decode_step(layout, work, running=running, request_bytes=request_bytes)
         steps = requests * work.response_tokens / running
         tail = max(0.0, work.longest_response - work.response_tokens)
@@ -345,7 +350,7 @@ class TimeModel:
         prompts = math.ceil(work.num_prompts / num) * work.prompt_tokens
         prefill = prompts * self.flops.forward_mean(max(1, int(work.prompt_tokens)))
         return RolloutSeconds(
-            prefill=prefill / (layout.tp * self.device.bf16_flops * self.reached.prefill_share),
+            prefill=prefill / (layout.tp * self.device.bf16_flops * self.efficiency.prefill_share),
             decode=decode,
             running=running,
         )
@@ -363,20 +368,20 @@ class TimeModel:
                 * work.size
                 / layout.tp
             )
-            met = 1 - (1 - facts.topk / facts.num_experts) ** running
-            weights -= experts * (1 - met)
+            used_experts = 1 - (1 - facts.topk / facts.num_experts) ** running
+            weights -= experts * (1 - used_experts)
         read = weights + running / layout.attention_dp * request_bytes
-        memory = read / (self.device.memory_bandwidth * self.reached.decode_share)
+        memory = read / (self.device.memory_bandwidth * self.efficiency.decode_share)
         compute = (
             running
             * self.flops.forward(int(work.sequence_tokens))
-            / (layout.tp * self.device.bf16_flops * self.reached.prefill_share)
+            / (layout.tp * self.device.bf16_flops * self.efficiency.prefill_share)
         )
         collective = 0.0
         if layout.tp > 1:
             moved = 2 * running * facts.hidden_size * work.size / self.links.ring(layout.tp)
             collective = 2 * facts.num_layers * (moved + self.links.start_s(layout.tp))
-        return max(memory, compute) + collective + self.reached.decode_step_s
+        return max(memory, compute) + collective + self.efficiency.decode_step_s
 
     def decode_line(
         self, layout: EngineLayout, work: Work, *, running: float
@@ -406,19 +411,22 @@ class TimeModel:
             * (facts.moe_latent_size or facts.hidden_size)
         )
 
-    def sync(
+    def publish_seconds(
         self, layout: TrainerLayout, engines: EngineLayout, work: Work, *, shared: bool
     ) -> float:
-        """Predict the seconds of a publication. Each trainer rank sends the pieces that it holds,
-        and each engine rank receives its part, and passes it on (`transport.transfer`); buckets
-        follow one another through the levels of engines. `shared`: they share devices, and an
-        engine rank copies its part from the memory of the ranks on its node."""
-        ranks, memory = layout.world_size, self.device.memory_bandwidth * self.reached.decode_share
+        """Predict the seconds of a weight update of the engines. Each trainer rank sends the pieces
+        that it holds; each engine rank receives its part, and forwards it (`transport.transfer`);
+        buckets follow one another through the levels of engines. `shared`: they share devices, and
+        an engine rank copies its part from the memory of the ranks on its node."""
+        ranks, memory = (
+            layout.world_size,
+            self.device.memory_bandwidth * self.efficiency.decode_share,
+        )
         num_nodes = max(1, ranks // self.devices_per_node)
         widest = max(layout.tp, layout.ep * layout.etp)
         is_apart = num_nodes > 1 and (layout.pp > 1 or widest > self.devices_per_node)
         if work.sends_whole or (shared and is_apart):  # or no node has the whole model
-            return self.sync_whole(
+            return self.publish_whole_seconds(
                 layout, work, num_receivers=None if shared else engines.num * engines.tp
             )
         moved = transfer(
@@ -431,25 +439,29 @@ class TimeModel:
             seconds = moved.busiest / memory + others * moved.received / link
         else:
             count = max(count, math.ceil(moved.received / work.bucket_bytes))
-            link = self.links.across(ranks + engines.num * engines.tp)
-            behind = (moved.levels - 1) * moved.received * max(1, moved.children) / count
-            seconds = (moved.largest + behind) / link
-        return seconds + moved.received / memory + count * self.reached.bucket_s
+            link = self.links.broadcast(ranks + engines.num * engines.tp)
+            levels_s = (moved.levels - 1) * moved.received * max(1, moved.children) / count
+            seconds = (moved.largest + levels_s) / link
+        return seconds + moved.received / memory + count * self.efficiency.bucket_s
 
-    def sync_whole(self, layout: TrainerLayout, work: Work, *, num_receivers: int | None) -> float:
-        """Predict the same if whole tensors are sent. Every trainer rank gathers the weights bucket
-        by bucket, and passes them on within its device (`num_receivers` None), or rank 0 sends them
-        to `num_receivers` engine devices (see `weights.base`)."""
+    def publish_whole_seconds(
+        self, layout: TrainerLayout, work: Work, *, num_receivers: int | None
+    ) -> float:
+        """Predict the seconds of a weight update that sends whole tensors. Every trainer rank
+        gathers the weights bucket by bucket, and passes them on within its device (`num_receivers`
+        None), or rank 0 sends them to `num_receivers` engine devices (see `weights.base`)."""
         model = self.memory.sent.table.num_parameters * work.size
         gather = model / self.links.ring(layout.world_size) if layout.world_size > 1 else 0.0
         link = (
-            self.device.memory_bandwidth * self.reached.decode_share
+            self.device.memory_bandwidth * self.efficiency.decode_share
             if num_receivers is None
-            else self.links.across(1 + num_receivers)
+            else self.links.broadcast(1 + num_receivers)
         )
-        return gather + model / link + math.ceil(model / work.bucket_bytes) * self.reached.bucket_s
+        return (
+            gather + model / link + math.ceil(model / work.bucket_bytes) * self.efficiency.bucket_s
+        )
 
-    def turns(self, static_bytes: int) -> float:
-        """Predict the seconds that a sleeping trainer takes to move its state to host memory and
+    def switch_seconds(self, static_bytes: int) -> float:
+        """Predict the seconds in which a sleeping trainer moves its state to host memory and
         back."""
-        return 2 * static_bytes / self.reached.host_bandwidth
+        return 2 * static_bytes / self.efficiency.host_bandwidth

@@ -1,5 +1,6 @@
-"""Plans the data between the processes of a run: the samples of a step, through Ray's object store,
-and new weights, from trainer ranks to engines. Pure; called by `make` and by the memory models."""
+"""Plans the data that processes of a run exchange: the samples of a step, through Ray's object
+store, and new weights, from trainer ranks to engines. Pure; called by `make` and by the memory
+models."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ def store_bytes(recipe: Recipe, facts: ModelFacts, *, num_collectors: int) -> in
     of the steps that new trainer ranks would repeat, which are otherwise in the driver."""
     step = step_bytes(recipe, facts)
     steps = recipe.fault.copy_every or recipe.checkpoint.every or recipe.train.steps
-    kept = min(int(recipe.fault.kept_gib * GIB), steps * step)
-    return step + (kept if num_collectors else 0)
+    retained = min(int(recipe.fault.kept_gib * GIB), steps * step)
+    return step + (retained if num_collectors else 0)
 
 
 def plan_store(
@@ -63,8 +64,8 @@ def plan_store(
     num_collectors = choose_collectors(recipe, engines, Log())
     needed = store_bytes(recipe, facts, num_collectors=num_collectors)
     shm = machine.nodes[0].shm_bytes
-    room = int(STORE_SHARE * shm) if shm else max(needed, LEAST_STORE)
-    size = min(max(needed, LEAST_STORE), room)
+    available = int(STORE_SHARE * shm) if shm else max(needed, LEAST_STORE)
+    size = min(max(needed, LEAST_STORE), available)
     why = (
         f"{recipe.sequences_per_step:,} x {recipe.longest_sequence:,} tokens of "
         f"{bytes_per_token(recipe, facts)} bytes are at most "
@@ -85,9 +86,9 @@ def plan_store(
 
 
 def sent_copies(recipe: Recipe, memory: MemoryModel, *, colocated: bool) -> int:
-    """Return how many copies the trainer stores of the weights that were sent last, from which
-    `weights.full_every` finds changes; if it stores any, engines store one. While engines are
-    updated in waves, some still have the weights before."""
+    """Return the number of copies that the trainer stores of the weights that it sent last, by
+    which `weights.full_every` finds changes; if it stores any, engines store one. While engines are
+    updated in waves, some still have the previous weights."""
     channel = recipe.weights.named_channel
     is_apart = channel in ("distributed", "store") or (channel == "auto" and not colocated)
     keeps = recipe.has_engines and recipe.weights.full_every > 1 and is_apart
@@ -95,12 +96,12 @@ def sent_copies(recipe: Recipe, memory: MemoryModel, *, colocated: bool) -> int:
     return keeps * (2 if recipe.weights.wave_share < 1 else 1)
 
 
-OFFERED_IN = {
+PIECE_LOCATIONS = {
     "tensor": "shared memory",
     "disk": "files of the run",
     "rdma": "memory that Mooncake reads",
 }
-"""Channel -> where engines find the pieces that they read."""
+"""Channel -> where engines find the pieces of weights that they read."""
 
 
 def why_whole(recipe: Recipe, memory: MemoryModel) -> str | None:
@@ -128,12 +129,12 @@ def note_transfer(
     nothing without engines. `size`: bytes of a weight."""
     if not engines.num:
         return
-    ranks, place = trainer.world_size, OFFERED_IN.get(channel)
+    ranks, place = trainer.world_size, PIECE_LOCATIONS.get(channel)
     if (why := why_whole(recipe, memory)) is not None:
         how = f"are offered in {place}" if place else "go from rank 0 to every engine rank"
         size_bytes = memory.sent_weights(EngineLayout(), size=size)
-        said = f"whole tensors {how}, as {why}"
-        log.note("weights.transfer", format_bytes(size_bytes), said)
+        text = f"whole tensors {how}, as {why}"
+        log.note("weights.transfer", format_bytes(size_bytes), text)
         if place is None and recipe.weights.full_every > 1:
             log.note("weights.full_every", 1, f"whole tensors are sent each time, as {why}")
         return
@@ -142,25 +143,25 @@ def note_transfer(
         memory, trainer, engines, size=size, shared=place is not None, passed_on=not stored
     )
     if place is not None:
-        said = (
+        text = (
             f"each trainer rank (of {ranks}) offers about {format_bytes(moved.sent // ranks)} in "
             f"{place}, of which each engine rank reads its {format_bytes(moved.received)}"
         )
     elif stored:
-        said = (
+        text = (
             f"each trainer rank (of {ranks}) writes at most {format_bytes(moved.busiest)} to "
             f"`weights.store`, from which each engine rank reads {format_bytes(moved.received)}"
         )
     else:
-        said = (
+        text = (
             f"each trainer rank (of {ranks}) sends at most {format_bytes(moved.busiest)} (the "
             f"model to {moved.trees} of the engines, which pass it on), and each engine rank "
             f"receives {format_bytes(moved.received)} once and sends it at most twice"
         )
     if place is None and (every := recipe.weights.full_every) > 1:
-        said += f"; {every - 1} of {every} publishes send only what changed"
+        text += f"; {every - 1} of {every} publishes send only what changed"
     of_engine = format_bytes(moved.received * engines.tp)
-    log.note("weights.transfer", of_engine, f"{said}; an estimate for whole pieces")
+    log.note("weights.transfer", of_engine, f"{text}; an estimate for whole pieces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +169,11 @@ class Transfer:
     """Describes one publish of all weights in pieces, in bytes."""
 
     sent: int
-    """Sent by all trainer ranks together."""
+    """Bytes that all trainer ranks send together."""
     busiest: int
-    """Upper bound of what the busiest trainer rank sends."""
+    """Upper bound of the bytes that the busiest trainer rank sends."""
     received: int
-    """Received by each engine rank."""
+    """Bytes that each engine rank receives."""
     trees: int
     """Number of engines to which trainer ranks send directly; 0: all read shared memory."""
     children: int
@@ -196,9 +197,9 @@ def transfer(
     passed_on: bool = True,
     num_nodes: int = 1,
 ) -> Transfer:
-    """Return what a publish moves, as `backends.sglang.weights` does it. `size`: bytes of a weight;
-    `shared`: through shared memory of each node; `passed_on`: else from engine to engine, or all of
-    them read the same objects."""
+    """Return the bytes that a publish moves, as `backends.sglang.weights` does it. `size`: bytes of
+    a weight; `shared`: through shared memory of each node; `passed_on`: otherwise engines pass the
+    weights on, or all of them read the same objects."""
     received, ranks = memory.sent_weights(engines, size=size), trainer.world_size
     if shared:
         model = memory.sent_weights(EngineLayout(), size=size)

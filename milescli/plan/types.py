@@ -1,4 +1,4 @@
-"""The plan: what will run where. Plain data; equal inputs give equal bytes."""
+"""Defines the plan: what will run where. Plain data; equal inputs give equal bytes."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ tests; estimate: from experience or a data sheet; measured: on such a device."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part of a device's memory."""
+    """Describes one part of a device's memory."""
 
     name: str
     size_bytes: int

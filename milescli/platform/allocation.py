@@ -23,7 +23,7 @@ def keep_freed_memory() -> None:
         set_option(_TOP_PAD, _STEP_BYTES)
 
 
-def give_back_freed_memory() -> None:
+def release_freed_memory() -> None:
     """Return all retained memory to the system, after work that needs much memory once. Does
     nothing with another C library."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

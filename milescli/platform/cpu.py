@@ -1,5 +1,5 @@
-"""Cores, memory and shared memory of this computer, within affinity and cgroup limits. Reads /proc
-and /sys; starts nothing."""
+"""Reads cores, memory and shared memory of this computer, within affinity and cgroup limits, from
+/proc and /sys; starts nothing."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class HostFacts:
 
 
 def read_host(*, root: Path = Path("/"), cpus: Collection[int] | None = None) -> HostFacts:
-    """Describe this computer and our own CPU affinity. `root` and `cpus` (usable logical CPUs)
-    replace them in tests."""
+    """Describe this computer and its CPU affinity for this process. `root` and `cpus` (usable
+    logical CPUs) are for tests."""
     usable = set(cpus) if cpus is not None else os.sched_getaffinity(0)
     groups = cgroup_folders(root)
     cores = _physical_cores(root, usable)
@@ -59,7 +59,7 @@ def _physical_cores(root: Path, usable: Collection[int]) -> int:
 
 def available_memory(*, root: Path = Path("/")) -> int:
     """Return the bytes that are still available: the smaller of MemAvailable and what a cgroup's
-    limit leaves, page cache not counted; 0 if the computer reports neither."""
+    limit leaves, without page cache; 0 if the computer reports neither."""
     bounds = [*_memory_left(cgroup_folders(root))]
     if (of_computer := _meminfo(root, "MemAvailable")) is not None:
         bounds.append(of_computer)
@@ -100,8 +100,8 @@ def _numa_nodes(root: Path) -> int:
 
 
 def cgroup_folders(root: Path) -> list[Path]:
-    """Return the folders of our cgroup and its parents, of version 2 and of the cpu and memory
-    trees of version 1."""
+    """Return the folders of the cgroup of this process and its parents, of version 2 and of the cpu
+    and memory trees of version 1."""
     folders: list[Path] = []
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, name = line.split(":", 2)
@@ -118,7 +118,7 @@ def cgroup_folders(root: Path) -> list[Path]:
 
 
 def threads_left(root: Path = Path("/")) -> list[tuple[int, int]]:
-    """Return (how many may still be started, the limit) of each cgroup that limits them, and of
+    """Return (number that may still be started, limit) of each cgroup that limits threads, and of
     `ulimit -u`, which counts all threads of a user other than root."""
     bounds = []
     for group in cgroup_folders(root):

@@ -1,5 +1,5 @@
-"""Compiles `cpu_kernels.c` for this processor, once: the library stays in the user's cache. Without
-a compiler there is no library, and PyTorch's own calls are used."""
+"""Compiles `cpu_kernels.c` for this processor once, and keeps the library in the user's cache.
+Without a compiler there is no library, and PyTorch's own calls are used."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FLAGS = (
 )  # fmt: skip
 ANOTHER_COMPILER = "export CC=gcc   # or another that knows OpenMP"
 COMPILE_TIMEOUT_S = 60.0
-"""Bound on compiling, which takes a second."""
+"""Time limit of compiling, which takes a second."""
 
 
 class NoKernels(Exception):
-    """Says why there are no kernels; `fix` is a command that may help."""
+    """Reports why there are no kernels; `fix` is a command that may help."""
 
     def __init__(self, why: str, *, fix: str) -> None:
         super().__init__(why)
@@ -36,7 +36,7 @@ class NoKernels(Exception):
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """Return the library, compiled if necessary; None, with a log message, if that fails."""
+    """Return the library, compiled if necessary; return None, with a log message, if that fails."""
     try:
         return loaded()
     except NoKernels as error:
@@ -45,7 +45,7 @@ def load() -> ctypes.CDLL | None:
 
 
 def loaded() -> ctypes.CDLL:
-    """Return the library; raises NoKernels if it cannot be compiled."""
+    """Return the library. Raises NoKernels if it cannot be compiled."""
     path = compiled()
     try:
         return ctypes.CDLL(str(path))
@@ -54,7 +54,7 @@ def loaded() -> ctypes.CDLL:
 
 
 def compiled() -> Path:
-    """Return the library's path. Raises NoKernels if there is no compiler, or it fails."""
+    """Return the library's path. Raises NoKernels if there is no compiler, or if it fails."""
     compiler = find_compiler()
     if compiler is None:
         fix = "sudo apt-get install gcc   # or as your system calls it"
@@ -72,14 +72,14 @@ def find_compiler() -> str | None:
 
 
 def _key(compiler: str) -> str:
-    """Return a key of the library's file: each source, compiler and processor has its own."""
+    """Return the key of the library's file: each source, compiler and processor has its own."""
     made = os.stat(compiler)
     parts = (SOURCE.read_text(), *FLAGS, compiler, made.st_size, made.st_mtime_ns, _processor())
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:24]
 
 
 def _processor() -> str:
-    """Return its name and instruction sets, on which -march=native depends."""
+    """Return the processor's name and instruction sets, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -93,7 +93,7 @@ def _processor() -> str:
 
 
 def _folder() -> Path:
-    """Return a folder in the user's cache, or among temporary files; nobody else can write to it,
+    """Return a folder in the user's cache, or among temporary files; nobody else may write to it,
     since its content is executed."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     temporary = Path(tempfile.gettempdir()) / f"miles-{os.getuid()}"
@@ -104,7 +104,7 @@ def _folder() -> Path:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError:
             continue
-        is_ours = all(_only_ours(part.stat()) for part in (base, folder))
+        is_ours = all(_is_private(part.stat()) for part in (base, folder))
         if is_ours and os.access(folder, os.W_OK | os.X_OK):
             return folder
     where = cache / "miles"
@@ -112,12 +112,12 @@ def _folder() -> Path:
     raise NoKernels(f"{where} is not writable, or others can write to it", fix=fix)
 
 
-def _only_ours(of: os.stat_result) -> bool:
+def _is_private(of: os.stat_result) -> bool:
     return of.st_uid == os.getuid() and not of.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Compile to a temporary name, and rename: several processes may begin at once."""
+    """Compile to a temporary name, and rename: several processes may compile at once."""
     part = path.with_suffix(f".{os.getpid()}.part")
     command = [compiler, *FLAGS, str(SOURCE), "-o", str(part), "-lm"]
     try:

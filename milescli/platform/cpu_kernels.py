@@ -1,9 +1,8 @@
-"""What a small model spends its time on beside matrix products, each in one pass over memory: in C,
-compiled for the processor at hand. Float32 tensors of a CPU; none of these knows a gradient. Used
-by engines and trainers, which have PyTorch's own calls for where there is no compiler.
+"""Computes what a small model spends time on besides matrix products, each in one pass over memory:
+in C, compiled for this processor. Takes float32 tensors of a CPU, without gradients. Used by
+engines and trainers, which use PyTorch's own calls if there is no compiler.
 
-Letters: S or T tokens, H query heads, K key/value heads, D head size, B requests.
-"""
+Letters: S or T tokens, H query heads, K key/value heads, D head size, B requests."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import torch
 from milescli.platform.cpu_kernel_library import load
 
 LANES = 8
-"""Head sizes that attention takes are multiples of it."""
+"""Attention takes head sizes that are multiples of this."""
 _LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "t": ctypes.c_int}
 _ARGUMENTS = {
     "rms_norm": "pipppppiift",
@@ -30,18 +29,18 @@ _ARGUMENTS = {
 }
 """Argument types by function: p pointer, i int64, f float, t int."""
 _BLOCK_VALUES = 16_384
-"""Of rows whose gradients of a weight are added up together."""
+"""Number of values in the rows whose gradients of a weight are added up together."""
 
 
-def are_there() -> bool:
+def is_available() -> bool:
     """Return True if the kernels are usable. The first call compiles them, which takes a second."""
     return load() is not None
 
 
-def suit(*tensors: torch.Tensor) -> bool:
+def supports(*tensors: torch.Tensor) -> bool:
     """Return True if the kernels are usable and support these tensors."""
     plain = all(x.dtype is torch.float32 and x.device.type == "cpu" for x in tensors)
-    return plain and are_there()
+    return plain and is_available()
 
 
 @functools.cache
@@ -61,8 +60,8 @@ def rms_norm(
     scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (normed, x + residual, or x without one), [..., W]: x / sqrt(mean(x^2) + eps) * weight
-    (arXiv 1910.07467). `scales` [rows] receives the factor of each row."""
-    assert _is_laid(weight)
+    (arXiv 1910.07467). Writes the factor of each row to `scales` [rows]."""
+    assert _has_c_layout(weight)
     x, stride = _rows(x)
     width = x.shape[-1]
     out, added = torch.empty(x.shape), x
@@ -87,7 +86,7 @@ def rms_norm(
 def rms_norm_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of x [..., W] and of the weight [W]; `scales` come from `rms_norm`."""
+    """Return the gradients of x [..., W] and of the weight [W]; `scales` is from `rms_norm`."""
     (grad, grad_stride), (x, stride) = _rows(grad), _rows(x)
     width = x.shape[-1]
     rows, block = x.numel() // width, max(_BLOCK_VALUES // width, 1)
@@ -150,7 +149,7 @@ def rotate(
     if x.stride(-1) != 1:
         x = x.contiguous()
     assert len(cosine if positions is None else positions) == len(x)
-    assert positions is None or _is_laid(positions, torch.int64)
+    assert positions is None or _has_c_layout(positions, torch.int64)
     assert cosine.stride() == sine.stride() and cosine.stride(1) == 1
     tokens, heads, size = x.shape
     out = torch.empty(x.shape)
@@ -186,14 +185,14 @@ def attend_slots(
     logs: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute attention of one new token per request over its context: query [B, H, D], caches
-    [slots, K, D] -> [B, H, D], each token by itself: its bits do not depend on the others. `logs`
-    [H, B] receives what `attend_packed` returns for the backward pass. `table` [requests,
-    positions] int32 holds slots; `requests` [B] int64 are its rows; `lens` [B] int64 are the
-    positions in use, at most `longest`. `window` limits them to the last ones; 0 means all."""
-    assert _is_laid(keys) and _is_laid(values)
+    [slots, K, D] -> [B, H, D]. The bits of a token do not depend on the other tokens. `logs` [H, B]
+    receives what `attend_packed` returns for the backward pass. `table` [requests, positions] int32
+    holds slots; `requests` [B] int64 are its rows; `lens` [B] int64 are the positions in use, at
+    most `longest`. `window` limits them to the last ones; 0 means all."""
+    assert _has_c_layout(keys) and _has_c_layout(values)
     assert table.dtype is torch.int32 and table.stride(1) == 1
-    assert _is_laid(requests, torch.int64) and _is_laid(lens, torch.int64)
-    assert logs is None or _is_laid(logs)
+    assert _has_c_layout(requests, torch.int64) and _has_c_layout(lens, torch.int64)
+    assert logs is None or _has_c_layout(logs)
     query, _ = _rows(query.flatten(1))
     groups, size = keys.shape[1:]
     heads = query.shape[1] // size
@@ -232,11 +231,11 @@ def attend_packed(
     skips: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute causal attention within each sequence: query [S, H, D], key and value [S, K, D] ->
-    [S, H, D], and what the backward pass needs. `starts` [sequences + 1] int32 says where each
-    begins, then S; `skips` [sequences] int32 how many of its first queries are left out, whose
-    output is undefined."""
-    assert skips is None or (_is_laid(skips, torch.int32) and len(skips) == len(starts) - 1)
-    assert _is_laid(starts, torch.int32) and int(starts[-1]) == len(query)
+    [S, H, D], and what the backward pass needs. `starts` [sequences + 1] int32 holds the index at
+    which each begins, then S; `skips` [sequences] int32 how many of its first queries are omitted,
+    whose output is undefined."""
+    assert skips is None or (_has_c_layout(skips, torch.int32) and len(skips) == len(starts) - 1)
+    assert _has_c_layout(starts, torch.int32) and int(starts[-1]) == len(query)
     (query, *strides), (key, *more), (value, *rest) = map(_heads, (query, key, value))
     tokens, heads, size = query.shape
     out, logs = torch.empty(query.shape), torch.empty((heads, tokens))
@@ -276,7 +275,7 @@ def attend_packed_backward(
     skips: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of query, key and value of `attend_packed`, which returned `logs`;
-    undefined for a query that was left out."""
+    undefined for an omitted query."""
     laid = [_heads(x) for x in (grad, query, key, value)]
     (_, tokens), (_, groups, size) = logs.shape, key.shape
     gradients = tuple(torch.empty(x.shape) for x in (query, key, value))
@@ -298,20 +297,20 @@ def attend_packed_backward(
     return gradients
 
 
-def _is_laid(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
+def _has_c_layout(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
     """Return True if the memory layout is what C expects."""
     return x.dtype is dtype and x.is_contiguous()
 
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return [..., W], and the distance of its rows; a copy if the distances differ."""
+    """Return [..., W] and the stride of its rows; makes a copy if the strides differ."""
     if not (x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1)):
         x = x.contiguous()
     return x, x.stride(-2) if x.dim() == 2 else x.shape[-1]
 
 
 def _heads(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return [S, heads, D] with contiguous heads of a token, and the distance of tokens."""
+    """Return [S, heads, D] with contiguous heads of a token, and the stride of tokens."""
     if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
         x = x.contiguous()
     return x, x.stride(0)

@@ -1,4 +1,4 @@
-"""NVIDIA devices, from the output of nvidia-smi. Parsing only; `probe` runs the tool."""
+"""Parses NVIDIA devices from the output of nvidia-smi; `probe` runs the tool."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _FIELDS = "index,name,uuid,memory.total,compute_cap,driver_version,mig.mode.curr
 QUERY = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
 INSTANCES = ("nvidia-smi", "-L")
 SUMMARY = ("nvidia-smi",)
-"""Its header alone has the CUDA version, and its last table the memory of instances."""
+"""Command whose header alone has the CUDA version, and whose last table has the memory of
+instances."""
 TOPOLOGY = ("nvidia-smi", "topo", "-m")
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _CUDA_VERSION = re.compile(r"CUDA Version:\s*([\d.]+)")
-_GONE = re.compile(r"\[(?:GPU is lost|GPU requires reset|Unknown Error)\]|ERR!|\?\?")
+_LOST = re.compile(r"\[(?:GPU is lost|GPU requires reset|Unknown Error)\]|ERR!|\?\?")
 _INSTANCE = re.compile(
     r"MIG (?P<profile>\S+)\s+Device\s+(?P<place>\d+): \(UUID: (?P<uuid>MIG-\S+)\)"
 )
@@ -45,18 +46,18 @@ def parse_devices(text: str) -> tuple[list[Device], str]:
     return devices, driver
 
 
-def parse_gone(text: str) -> dict[int, str]:
-    """Map the index of each device that does not answer to QUERY's message."""
+def parse_lost(text: str) -> dict[int, str]:
+    """Map the index of each device that does not respond to QUERY's message."""
     return {int(fields[0]): words for fields in _rows(text) if (words := _loss_message(fields))}
 
 
-def parse_cut(text: str) -> set[int]:
+def parse_mig_indices(text: str) -> set[int]:
     """Return the indices of the GPUs that are split into MIG instances, from QUERY."""
     return {int(fields[0]) for fields in _rows(text) if fields[6] == "Enabled"}
 
 
 def parse_instances(listing: str, summary: str, whole: list[Device]) -> list[Device]:
-    """Return the instances that INSTANCES lists of the devices `whole`, under their index. Memory
+    """Return the instances that INSTANCES lists of the devices `whole`, with their indices. Memory
     comes from SUMMARY, or approximately from the profile's name (3g.40gb)."""
     memory_mib = {
         (int(gpu), int(place)): int(mib) for gpu, place, mib in _INSTANCE_MEMORY.findall(summary)
@@ -89,8 +90,8 @@ def _rows(text: str) -> list[list[str]]:
 
 
 def _loss_message(fields: list[str]) -> str:
-    """Return what is missing among name, UUID, memory and capability; empty if nothing is."""
-    return next((field for field in fields[1:5] if _GONE.search(field)), "")
+    """Return which of name, UUID, memory and capability is missing; empty if none is."""
+    return next((field for field in fields[1:5] if _LOST.search(field)), "")
 
 
 def parse_cuda_version(text: str) -> str:

@@ -1,5 +1,5 @@
-"""The environment variables that trainer ranks and engines need, per vendor, each with its reason.
-Composed here and nowhere else."""
+"""Composes the environment variables that trainer ranks and engines need, per vendor, each with its
+reason. No other module does."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from milescli.platform.machine import Kind
 Role = Literal["trainer", "engine"]
 ROLES: tuple[Role, ...] = ("trainer", "engine")
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""They name the network interface for Gloo and NCCL (RCCL too)."""
+"""Variables that name the network interface for Gloo and NCCL (RCCL too)."""
 SPIN_COUNT = "10000"
-"""Of GOMP_SPINCOUNT on a CPU: threads wait awake for a fraction of a millisecond, which bridges the
-gap to the next operation; the default of some milliseconds takes the core from others that need
-it."""
+"""Value of GOMP_SPINCOUNT on a CPU: threads wait awake for a fraction of a millisecond, which
+bridges the gap to the next operation; the default of some milliseconds keeps the core from others
+that need it."""
 
 KERNEL_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 """Variables of torch's and oneDNN's own caches of kernels, which hold 1,024 each."""
 NUM_KERNELS = "128"
-"""Of a trainer rank on a CPU, and of an engine that sees images, in each: more than the kinds of
-products in a model, forward and backward. Rows of other lengths need other kernels: with 1,024 a
-rank of the quickstart grew by 1.3 GiB in its 400 warm-up steps."""
+"""Size of each cache for a trainer rank on a CPU, and for an engine that sees images: more than the
+kinds of products in a model, forward and backward. Rows of other lengths need other kernels: with
+1,024 a rank of the quickstart grew by 1.3 GiB in its 400 warm-up steps."""
 
 
 class SlotView(Protocol):
@@ -54,9 +54,9 @@ class Setting:
     name: str
     value: str
     reason: str
-    yields: bool = False
-    """Where the user has set it, theirs stands: it is about speed, or about the faults of releases
-    that they may not have. All others are what makes a plan come true."""
+    user_overrides: bool = False
+    """True if the user's own value is kept: the variable affects only speed, or works around faults
+    of releases that the user may not have. The plan depends on all others."""
 
 
 def trainer_environment(
@@ -92,12 +92,12 @@ def settings(
     of_vendor = {"cpu": _cpu, "cuda": _cuda, "rocm": _rocm}[plan.device_kind](plan, role)
     chosen = [*_network(interfaces), *of_vendor, *_visibility(plan.device_kind, devices)]
     assert len({setting.name for setting in chosen}) == len(chosen), chosen
-    return [_yielded(setting, os.environ) for setting in chosen]
+    return [_user_value(setting, os.environ) for setting in chosen]
 
 
-def _yielded(setting: Setting, environ: Mapping[str, str]) -> Setting:
+def _user_value(setting: Setting, environ: Mapping[str, str]) -> Setting:
     theirs = environ.get(setting.name)
-    if not setting.yields or theirs is None or theirs == setting.value:
+    if not setting.user_overrides or theirs is None or theirs == setting.value:
         return setting
     return replace(
         setting, value=theirs, reason=f"yours; miles would set {setting.value}: {setting.reason}"
@@ -106,7 +106,7 @@ def _yielded(setting: Setting, environ: Mapping[str, str]) -> Setting:
 
 def environment_rows(plan: PlanView) -> list[tuple[str, str, str, str]]:
     """Return (role, variable, value, reason) for people: first what trainer and engine share, then
-    what differs."""
+    the differences."""
     own = ["(its slot's device)"] if plan.device_kind != "cpu" else []
     several = len({slot.node for slot in plan.slots}) > 1
     interfaces = (
@@ -123,7 +123,7 @@ def environment_rows(plan: PlanView) -> list[tuple[str, str, str, str]]:
 
 def _visibility(kind: Kind, devices: Sequence[str]) -> list[Setting]:
     """Give the process the slot's own devices, and keep Ray from choosing others: trainer rank and
-    engine of one slot must be on the same device."""
+    engine of a slot must be on the same device."""
     if not devices or kind == "cpu":
         return []
     value = ",".join(devices)
@@ -228,13 +228,13 @@ def _cuda(plan: PlanView, role: Role) -> list[Setting]:
             name="NCCL_CUMEM_ENABLE",
             value="1" if spans_nodes else "0",
             reason=needs if spans_nodes else saves,
-            yields=True,
+            user_overrides=True,
         ),
         Setting(
             name="NCCL_NVLS_ENABLE",
             value="0",
             reason="NVLink SHARP takes device memory for each group",
-            yields=True,
+            user_overrides=True,
         ),
     ]
 
@@ -246,25 +246,25 @@ def _rocm(plan: PlanView, role: Role) -> list[Setting]:
             name="HIP_FORCE_DEV_KERNARG",
             value="1",
             reason="kernel arguments in device memory: shorter launches",
-            yields=True,
+            user_overrides=True,
         ),
         Setting(
             name="HSA_NO_SCRATCH_RECLAIM",
             value="1",
             reason="no stalls while scratch memory is taken back",
-            yields=True,
+            user_overrides=True,
         ),
         Setting(
             name="HSA_ENABLE_IPC_MODE_LEGACY",
             value="1",
             reason="ROCm 7.2 leaks memory that is shared by dma-buf",
-            yields=True,
+            user_overrides=True,
         ),
         Setting(
             name="NCCL_MIN_NCHANNELS",
             value="112",
             reason="RCCL needs them to use all xGMI links of eight devices",
-            yields=True,
+            user_overrides=True,
         ),
         Setting(
             name="NCCL_NVLS_ENABLE",
@@ -275,7 +275,7 @@ def _rocm(plan: PlanView, role: Role) -> list[Setting]:
             name="GPU_MAX_HW_QUEUES",
             value="2",
             reason="computation and communication side by side",
-            yields=True,
+            user_overrides=True,
         ),
     ]
     if role == "engine":
@@ -284,19 +284,19 @@ def _rocm(plan: PlanView, role: Role) -> list[Setting]:
                 name="SGLANG_USE_AITER",
                 value="1",
                 reason="AMD's kernels for attention and experts",
-                yields=True,
+                user_overrides=True,
             ),
             Setting(
                 name="SGLANG_MOE_PADDING",
                 value="1",
                 reason="expert weights padded off the memory channel conflicts",
-                yields=True,
+                user_overrides=True,
             ),
             Setting(
                 name="SGLANG_ROCM_FUSED_DECODE_MLA",
                 value="1",
                 reason="latent attention decodes in one kernel",
-                yields=True,
+                user_overrides=True,
             ),
         ]
     return chosen

@@ -1,14 +1,13 @@
-"""The switch of `train.on_policy: exact` in one process of an engine or a trainer on a CPU, and the
-form of log-softmax that both use then. While it is on, the log-prob of a token has the same bits in
-every such process, whatever is computed beside it:
+"""Switches `train.on_policy: exact` on in a process of an engine or a trainer on a CPU, and
+computes the form of log-softmax that both use then. While it is on, the log-prob of a token has the
+same bits in every such process, whatever else is computed with it:
 
-- products of matrices by oneDNN, a lone row doubled (`onednn.product`),
-- attention in which each query is summed by itself (`cpu_kernels.attend_slots`) at every place,
-- `log_total` over the whole vocabulary,
-- experts that are weighted before their second matrix and added in the order of their numbers.
+- products of matrices by oneDNN, a single row doubled (`onednn.product`), - attention in which each
+query is summed by itself (`cpu_kernels.attend_slots`) everywhere, - `log_total` over the whole
+vocabulary, - experts that are weighted before their second matrix and added in the order of their
+numbers.
 
-The places that compute ask `is_on`; nobody turns it off again.
-"""
+The code that computes calls `is_on`; nothing switches it off again."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ _is_on = False
 
 
 def turn_on() -> None:
-    """Make this process compute exactly, from now on. Raises MachineError if it cannot."""
+    """Make this process compute exactly from now on. Raises MachineError if it cannot."""
     global _is_on
-    if not cpu_kernels.are_there():
+    if not cpu_kernels.is_available():
         raise MachineError(
             "`train.on_policy=exact` needs the compiled kernels for this CPU",
             why="one of them sums the attention of each query separately, and they cannot be "
@@ -46,7 +45,7 @@ def is_on() -> bool:
 
 def log_total(logits: torch.Tensor) -> torch.Tensor:
     """Return log sum exp of each row of float32 `logits` [rows, vocabulary] -> [rows]. A log-prob
-    is a logit minus it. The bits of a row do not depend on the others, nor on the threads."""
+    is a logit minus it. The bits of a row depend neither on other rows nor on the threads."""
     if logits.shape[0] == 1:
         # PyTorch cuts the sum over a lone long row between its threads, and never that of two rows
         return torch.logsumexp(logits.repeat(2, 1), dim=-1)[:1]

@@ -1,4 +1,4 @@
-"""Explains failures of a vendor's tool and devices that do not answer, with fixes. Pure; `probe`
+"""Explains failures of vendors' tools and devices that do not respond, with fixes. Pure; `probe`
 finds them."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DeviceFault:
 
 
 _Meaning = tuple[str, str, str, tuple[str, ...]]
-"""(pattern in what the tool said, what, why, fixes)"""
+"""(pattern in the tool's message, what, why, fixes)."""
 
 _NVIDIA: tuple[_Meaning, ...] = (
     (
@@ -118,17 +118,17 @@ _AMD: tuple[_Meaning, ...] = (
 )
 
 
-def explain(kind: Kind, problem: str) -> MachineError:
-    """Make the error of a tool that failed. `problem` is its message, prefixed by its name."""
+def tool_error(kind: Kind, problem: str) -> MachineError:
+    """Make the error for a failed tool. `problem` is its message, prefixed by its name."""
     meanings, look = (
         (_NVIDIA, "nvidia-smi") if kind == "cuda" else (_AMD, "amd-smi static || rocm-smi")
     )
     for pattern, what, why, fixes in meanings:
         if re.search(pattern, problem):
-            return MachineError(what, why=f"{why}; {problem}", fix=[*fixes, hide(kind)])
+            return MachineError(what, why=f"{why}; {problem}", fix=[*fixes, hide_command(kind)])
     vendor = "NVIDIA" if kind == "cuda" else "AMD"
     what = f"{vendor}'s driver is loaded, and its tool fails"
-    return MachineError(what, why=problem, fix=[f"{look}   # shows the error", hide(kind)])
+    return MachineError(what, why=problem, fix=[f"{look}   # shows the error", hide_command(kind)])
 
 
 def is_permission(problem: str) -> bool:
@@ -137,8 +137,8 @@ def is_permission(problem: str) -> bool:
     return bool(re.search(_AMD[0][0], problem))
 
 
-def lost(kind: Kind, index: int, words: str, *, others: Sequence[int]) -> DeviceFault:
-    """Make the fault of device `index`, which is listed and does not answer; `others` do."""
+def lost_device(kind: Kind, index: int, words: str, *, others: Sequence[int]) -> DeviceFault:
+    """Make the fault for device `index`, which is listed but does not respond; `others` do."""
     look = "sudo dmesg | grep -i xid" if kind == "cuda" else "sudo dmesg | grep -i amdgpu"
     reset = (
         f"sudo nvidia-smi --gpu-reset -i {index}"
@@ -148,14 +148,14 @@ def lost(kind: Kind, index: int, words: str, *, others: Sequence[int]) -> Device
     error = MachineError(
         f"GPU {index} does not respond",
         why=f"the vendor's tool reports `{words}` for it; the driver lost it, or it needs a reset",
-        fix=[f"{look}   # shows the reason", f"{reset} || sudo reboot", hide(kind, others)],
+        fix=[f"{look}   # shows the reason", f"{reset} || sudo reboot", hide_command(kind, others)],
     )
     return DeviceFault(kind=kind, indices=(index,), error=error)
 
 
-def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> DeviceFault:
-    """Make the fault of AMD device files without permission to open them, and of the devices behind
-    them."""
+def inaccessible_files(paths: Sequence[Path], indices: tuple[int, ...] | None) -> DeviceFault:
+    """Make the fault for AMD device files without permission to open them, and for the devices
+    behind them."""
     error = MachineError(
         f"there is no permission to open {format_few([str(path) for path in paths], 3)}",
         why="AMD GPUs are used through these files, which belong to the groups render and video",
@@ -163,15 +163,15 @@ def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> DeviceFaul
             "sudo usermod -aG render,video $USER   # then log in again",
             "docker run --device /dev/kfd --device /dev/dri --group-add video --group-add $(stat "
             f"-c %g {paths[0]}) ...",
-            hide("rocm"),
+            hide_command("rocm"),
         ],
     )
     return DeviceFault(kind="rocm", indices=indices, error=error)
 
 
-def absent(path: Path, *, num_devices: int) -> DeviceFault:
-    """Make the fault of devices that AMD's tool or driver lists although the file that programs use
-    is missing."""
+def missing_device_file(path: Path, *, num_devices: int) -> DeviceFault:
+    """Make the fault for devices that AMD's tool or driver lists although the file that programs
+    use is missing."""
     error = MachineError(
         f"{path} does not exist",
         why=f"{num_devices} AMD devices are listed, but programs use them through this file; a "
@@ -179,14 +179,14 @@ def absent(path: Path, *, num_devices: int) -> DeviceFault:
         fix=[
             "docker run --device /dev/kfd --device /dev/dri --group-add video --group-add render "
             "...",
-            hide("rocm"),
+            hide_command("rocm"),
         ],
     )
     return DeviceFault(kind="rocm", indices=None, error=error)
 
 
-def hide(kind: Kind, others: Sequence[int] = ()) -> str:
-    """Return the command that continues a run without the broken device."""
+def hide_command(kind: Kind, others: Sequence[int] = ()) -> str:
+    """Return the command with which a run continues without the broken device."""
     variable = CUDA if kind == "cuda" else HIP
     what = "without it" if others else "without GPUs: run on the CPU"
     return f"export {variable}={','.join(map(str, others))}   # {what}"

@@ -41,9 +41,9 @@ def is_instance(device: Device) -> bool:
 
 
 def is_accelerator(device: Device) -> bool:
-    """Return False for listed devices on which nothing here runs: AMD's graphics cards and
-    integrated GPUs (only CDNA has the matrix units for SGLang's kernels), and NVIDIA's before sm_75
-    (torch has no code for them). Returns True if the architecture is unknown."""
+    """Return False for listed devices that miles cannot use: AMD's graphics cards and integrated
+    GPUs (only CDNA has the matrix units for SGLang's kernels), and NVIDIA's before sm_75 (torch has
+    no code for them). Return True if the architecture is unknown."""
     if device.arch.startswith("gfx"):
         return device.arch in _CDNA
     number = device.arch.removeprefix("sm_")
@@ -67,7 +67,7 @@ class Node:
     """Memory that was available when the computer was probed; None for a machine that is only
     described."""
     shm_bytes: int
-    """Size of /dev/shm; 0 where there is none."""
+    """Size of /dev/shm; 0 if there is none."""
     num_numa_nodes: int = 1
     interconnect: Interconnect = "none"
     """The slowest link between any two of its devices."""
@@ -164,7 +164,7 @@ def _check_types(part: Machine | Node | Device, origin: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DeviceModel:
-    """A device model, as its maker sells it."""
+    """Describes a device model, as its maker sells it."""
 
     kind: Kind
     name: str
@@ -218,8 +218,8 @@ DEVICE_MODELS: dict[str, _DeviceModel] = {
 RTX 4090 24564, H100 81559, H200 143771, B200 183359, B300 275040, GB200 189471, GB300 284208; as
 amd-smi 26 shows it: MI300X 196592 MB, MI325X 262128, MI350X and MI355X 294896."""
 
-_NOT_THESE = {"PCIE", "NVL", "MIG"}
-"""Words of cards that bear a model's name and are slower: H100 PCIe, H200 NVL, parts of a
+_SLOWER_VARIANTS = {"PCIE", "NVL", "MIG"}
+"""Words in names of cards that share a model's name and are slower: H100 PCIe, H200 NVL, parts of a
 device."""
 
 
@@ -228,7 +228,7 @@ def model_of(device: Device) -> str | None:
     `NVIDIA B300 SXM6 AC`; None if there is none. If the name fits several (A100), the memory
     decides."""
     words = re.split(r"[^A-Z0-9]+", device.name.upper().replace("RTX ", "RTX"))
-    if _NOT_THESE & set(words):
+    if _SLOWER_VARIANTS & set(words):
         return None
     fitting = [name for name in DEVICE_MODELS if name.partition("-")[0] in words]
     named_gb = {word for word in words if re.fullmatch(r"\d+GB", word)}
@@ -244,8 +244,8 @@ def model_of(device: Device) -> str | None:
 _NAMED = re.compile(
     r"(?:(?:(?P<nodes>\d+)X)?(?P<devices>\d+)X)?(?P<model>[A-Z][A-Z0-9]*)(?P<rest>(?:-[A-Z0-9]+)*)"
 )
-_SAYS_NOTHING = {"SXM", "SXM4", "SXM5", "SXM6", "OAM", "HGX", "HBM3", "HBM3E", "HBM2E"}
-"""Words behind a model's name that every one of them has."""
+_IGNORED_WORDS = {"SXM", "SXM4", "SXM5", "SXM6", "OAM", "HGX", "HBM3", "HBM3E", "HBM2E"}
+"""Words after a model's name that every device of the model has."""
 
 
 def parse_machine(text: str) -> Machine:
@@ -302,7 +302,7 @@ def _known_model(model: str, words: list[str]) -> str | None:
     of that name."""
     fitting = [name for name in DEVICE_MODELS if name.partition("-")[0] == model]
     for word in words:
-        if word not in _SAYS_NOTHING:
+        if word not in _IGNORED_WORDS:
             fitting = [name for name in fitting if word == f"{DEVICE_MODELS[name].sold_gb}GB"]
     return fitting[0] if fitting else None
 

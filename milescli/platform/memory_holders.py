@@ -15,12 +15,12 @@ from milescli.core.units import GIB, format_bytes
 
 NUM_SHOWN = 3
 LEAST_BYTES = GIB // 4
-"""A process that holds less is not worth ending."""
+"""Smallest size of a process that is worth ending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """One process of this user."""
+    """Describes one process of this user."""
 
     pid: int
     name: str
@@ -29,7 +29,7 @@ class Holder:
 
 
 def largest_processes(*, root: Path = Path("/proc")) -> list[Holder]:
-    """Return the processes of this user that hold most, without those that this one is below."""
+    """Return the processes of this user that hold most, except the ancestors of this one."""
     own = set(_ancestors(root))
     found = [
         holder
@@ -41,7 +41,8 @@ def largest_processes(*, root: Path = Path("/proc")) -> list[Holder]:
 
 
 def name_holders(error: MemoryTaken, *, held_bytes: int) -> MemoryTaken:
-    """Return the same refusal with who holds the memory, and the command that shows them first."""
+    """Return the same refusal with the holders of the memory, and the command that shows them
+    first."""
     largest = largest_processes()
     shown = ", ".join(
         f"{one.name} (process {one.pid}) {format_bytes(one.size_bytes)}" for one in largest
@@ -82,7 +83,8 @@ def _holder(folder: Path) -> Holder | None:
 
 
 def _name(words: list[str]) -> str:
-    """['/usr/bin/python3', '-m', 'pkg.train', '--key=x'] -> 'python3 -m pkg.train'"""
+    """Return the name of a command: ['/usr/bin/python3', '-m', 'pkg.train', '--key=x'] -> 'python3
+    -m pkg.train'."""
     program, rest = Path(words[0].split(" ")[0]).name, words[1:]
     if not program.startswith(("python", "bash", "sh", "node", "java")) or not rest:
         return program

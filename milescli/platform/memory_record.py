@@ -41,15 +41,15 @@ def oom_kills(*, root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")
 
 
 FILE = "memory.jsonl"
-EVERY_S = 10.0
+INTERVAL_S = 10.0
 MAX_LINES = 1000
 """Number of lines after which every second one is removed: the older, the coarser."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-GROWN = 1.05
-"""Times the peak of a process when its shared pages were last looked at: they are again. The kernel
-walks through all pages of the process for it, 12 ms for each GiB."""
-FEW_SHARED = 64 * 2**30
-"""Bytes of a process of which the part that it may share is not worth that walk."""
+GROWTH_TO_RESAMPLE = 1.05
+"""Growth of a process's peak, as a factor, after which its shared pages are inspected again: the
+kernel then walks through all pages of the process, 12 ms for each GiB."""
+SHARED_CHECK_LIMIT = 64 * 2**30
+"""Bytes of a process above which its shared pages are not inspected: the walk takes too long."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class MemoryRecord:
     """Records the memory that one watchdog observes."""
 
     driver: int | None
-    """Process id of whoever the watchdog looks after."""
+    """Process id of the driver that the watchdog watches."""
     folder: Path | None = None
     """Log folder of the attempt; None: nothing is written."""
     _lines: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class MemoryRecord:
     """Line of the last sample."""
     _due: float = 0.0
 
-    def look(self, pids: Iterable[int]) -> None:
+    def sample(self, pids: Iterable[int]) -> None:
         """Sample the memory of these processes and the driver; write the record when due."""
         if self.folder is None:
             return
@@ -82,7 +82,7 @@ class MemoryRecord:
         }
         self._last = json.dumps({**record, "names": names})
         if time.monotonic() >= self._due:
-            self._due = time.monotonic() + EVERY_S
+            self._due = time.monotonic() + INTERVAL_S
             self._write()
 
     def end(self) -> None:
@@ -105,11 +105,13 @@ class MemoryRecord:
                     written.write(self._last + "\n")
 
     def _peak(self, pid: int, resident: int) -> int:
-        """The most that was ever resident, without what other processes answer for of the pages
-        that it shares with them (one that was forked shares most with its parent)."""
+        """Return the peak resident bytes, less the part of shared pages that is counted for other
+        processes (a forked process shares most with its parent)."""
         peak = max(resident, _status_bytes(pid, "status", "VmHWM") or 0)
         known = self._shared.get(pid)
-        if peak <= FEW_SHARED and (known is None or peak > GROWN * known.peak_bytes):
+        if peak <= SHARED_CHECK_LIMIT and (
+            known is None or peak > GROWTH_TO_RESAMPLE * known.peak_bytes
+        ):
             own = _status_bytes(pid, "smaps_rollup", "Pss")
             known = self._shared[pid] = _Shared(peak, max(0, resident - (own or resident)))
         return peak - (known.others_bytes if known is not None else 0)
@@ -139,7 +141,8 @@ class _Shared:
 
     peak_bytes: int
     others_bytes: int
-    """Part of other processes in the shared pages that were resident at that inspection."""
+    """Part of the shared pages, resident at that inspection, that is counted for other
+    processes."""
 
 
 def _status_bytes(pid: int, file: str, name: str) -> int | None:
@@ -152,7 +155,7 @@ def _status_bytes(pid: int, file: str, name: str) -> int | None:
     return None
 
 
-def pids_noted(folder: Path) -> set[int]:
+def recorded_pids(folder: Path) -> set[int]:
     """Return the processes of the run in this folder's record, from any watchdog."""
     pids = set[int]()
     with suppress(OSError):
@@ -175,15 +178,15 @@ def peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def last_look(folder: Path) -> dict[str, int]:
-    """Map process names to their bytes at the last sample; empty without one. Reads the end of the
-    record alone."""
-    looks = (one for one in last_records(folder / FILE) if one.get("resident_bytes"))
-    return sizes_by_name(next(looks, {"resident_bytes": {}}))
+def last_sample(folder: Path) -> dict[str, int]:
+    """Map process names to their bytes at the last sample; empty without one. Reads only the end of
+    the record."""
+    samples = (one for one in last_records(folder / FILE) if one.get("resident_bytes"))
+    return sizes_by_name(next(samples, {"resident_bytes": {}}))
 
 
 def has_sizes(record: Mapping[str, Any]) -> bool:
-    """Return True if a line of the record has sizes, and all of it has the right type."""
+    """Return True if a line of the record has sizes, and all its fields have the right type."""
     time_s, names = record.get("time"), record.get("names", {})
     sizes = [record.get(of, {}) for of in ("resident_bytes", "peak_bytes")]
     return (
@@ -197,14 +200,14 @@ def has_sizes(record: Mapping[str, Any]) -> bool:
 
 
 _LATEST_S = 1e11
-"""Seconds since 1970; a later time is none."""
+"""Seconds since 1970; a later time is invalid."""
 
 
-def sizes_by_name(look: Mapping[str, Any], *, of: str = "resident_bytes") -> dict[str, int]:
+def sizes_by_name(sample: Mapping[str, Any], *, of: str = "resident_bytes") -> dict[str, int]:
     """Map process names to bytes in one line of the record; equal names add up. `of` is
     resident_bytes or peak_bytes."""
-    names, sizes = look.get("names", {}), dict[str, int]()
-    for pid, size in look.get(of, {}).items():
+    names, sizes = sample.get("names", {}), dict[str, int]()
+    for pid, size in sample.get(of, {}).items():
         name = str(names.get(pid, pid))
         sizes[name] = sizes.get(name, 0) + size
     return sizes

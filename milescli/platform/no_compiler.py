@@ -1,6 +1,6 @@
-"""torch without its compiler, for processes that compile nothing. Torch loads it at the first
-function that says it must not be compiled: a fifth of what a trainer rank does to start. Called by
-engines and trainers on a CPU."""
+"""Runs torch without its compiler, in processes that compile nothing. Torch loads it at the first
+function that is marked as not to be compiled, which takes a fifth of a trainer rank's start. Called
+by engines and trainers on a CPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 
 _NAME = "torch._dynamo"
 _ALONE = (f"{_NAME}._trace_wrapped_higher_order_op",)
-"""Modules of it that do without the others; transformers imports one."""
+"""Modules of the compiler that work without the others; transformers imports one."""
 
 
-def compile_nothing() -> None:
+def disable_compiler() -> None:
     """Make torch.compile return functions unchanged, and load the compiler only for code that needs
     more of it than disabling. Idempotent; does nothing if the compiler is loaded."""
     import torch
@@ -28,16 +28,16 @@ def compile_nothing() -> None:
         sys.meta_path.insert(0, _Parts())
 
 
-def _as_it_is(function: Any = None, *args: Any, **options: Any) -> Any:
+def _unchanged(function: Any = None, *args: Any, **options: Any) -> Any:
     """Act as a decorator that changes nothing, with or without arguments."""
-    return function if callable(function) else _as_it_is
+    return function if callable(function) else _unchanged
 
 
 class _StandIn(ModuleType):
     """Stands in for the compiler's module; implements the calls that mean nothing without it, and
     loads the compiler for any other."""
 
-    disable = allow_in_graph = assume_constant_result = staticmethod(_as_it_is)
+    disable = allow_in_graph = assume_constant_result = staticmethod(_unchanged)
     # told by each new process group
     trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
 
@@ -53,26 +53,26 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what the import system asks of every module
             raise AttributeError(name)
-        return getattr(_whole(), name)
+        return getattr(_load_compiler(), name)
 
 
-def _whole() -> ModuleType:
-    """Return the compiler, which replaces the stand-in."""
+def _load_compiler() -> ModuleType:
+    """Load the compiler, which replaces the stand-in, and return it."""
     if isinstance(sys.modules.get(_NAME), _StandIn):
         del sys.modules[_NAME]
     return importlib.import_module(_NAME)
 
 
 class _Parts(MetaPathFinder, Loader):
-    """Loads the whole compiler when one of its modules is imported, and returns that module: alone
-    it would import the others in an order that fails."""
+    """Loads the whole compiler when one of its modules is imported, and returns that module:
+    imported separately, it would import the others in an order that fails."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return None for other modules."""
         is_part = name.rpartition(".")[0] == _NAME and name not in _ALONE
         if not is_part or not isinstance(sys.modules.get(_NAME), _StandIn):
             return None
-        _whole()
+        _load_compiler()
         return ModuleSpec(name, self) if name in sys.modules else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

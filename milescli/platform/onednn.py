@@ -1,7 +1,7 @@
-"""Matrix products of linear layers by oneDNN, which takes the widest vector units of every vendor.
-MKL, torch's own choice for float32, takes half as wide ones on other vendors' processors, and is
-half as fast where there are wider. Under `exact` all products are by oneDNN, whose rows have the
-same bits whatever is beside them. Used by engines and trainers on a CPU."""
+"""Computes matrix products of linear layers by oneDNN, which uses the widest vector units of every
+vendor. MKL, torch's own choice for float32, uses half as wide ones on other vendors' processors,
+and is half as fast if there are wider ones. Under `exact` all products are by oneDNN, whose rows
+have the same bits whatever is beside them. Used by engines and trainers on a CPU."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch.nn.functional as F
 
 from milescli.platform import exact
 
-FEW_ROWS = 16
-"""With fewer, the product is over before oneDNN has looked its kernel up."""
+MIN_ROWS = 16
+"""With fewer rows, the product takes less time than oneDNN's lookup of its kernel."""
 
 
 @functools.cache
 def is_wider() -> bool:
-    """Return True if this processor has 512-bit vectors; otherwise MKL is as fast or a little
+    """Return True if this processor has 512-bit vectors; otherwise MKL is as fast or slightly
     faster."""
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return wide and torch.backends.mkldnn.is_available()
@@ -34,7 +34,7 @@ def computes(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def _is_faster(x: torch.Tensor) -> bool:
-    return x.numel() >= FEW_ROWS * x.shape[-1] and is_wider()
+    return x.numel() >= MIN_ROWS * x.shape[-1] and is_wider()
 
 
 def product(
@@ -52,13 +52,13 @@ def _same_for_every_row(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Compute `product` so that the bits of a row of x do not depend on the other rows. oneDNN
-    takes other kernels for a lone row, and in bfloat16 for up to 8, so rows are added. The bias is
-    added behind the product, as Megatron does. In bfloat16 PyTorch's own choice is such a kernel,
-    also where the processor has no instructions for it."""
+    takes other kernels for a single row, and in bfloat16 for up to 8, so rows are added. The bias
+    is added after the product, as in Megatron. In bfloat16 PyTorch's own choice is such a kernel,
+    even if the processor has no instructions for it."""
     rows = x.reshape(-1, x.shape[-1])
     if not len(rows):
         return F.linear(x, weight, bias)
-    least = FEW_ROWS if x.dtype is torch.bfloat16 else 2
+    least = MIN_ROWS if x.dtype is torch.bfloat16 else 2
     enough = F.pad(rows, (0, 0, 0, least - len(rows))) if len(rows) < least else rows
     if x.dtype is torch.bfloat16:
         out = F.linear(enough.contiguous(), weight)
@@ -69,9 +69,9 @@ def _same_for_every_row(
 
 
 def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of a layer's weight, grad.T @ x: [T, o] and [T, i] -> [o, i]. It is
-    computed as the weight gradient of a convolution over an image of one row, T wide, channels
-    innermost, which is the matrix as it lies in memory; oneDNN has none for a matrix product."""
+    """Return the gradient of a layer's weight, grad.T @ x: [T, o] and [T, i] -> [o, i]. Computes it
+    as the weight gradient of a convolution over an image of one row, T wide, channels innermost,
+    which has the matrix's memory layout; oneDNN has none for a matrix product."""
     if x.dtype is torch.bfloat16 or not (computes(x, grad) and _is_faster(x)):
         return grad.t() @ x
     weight = x.new_empty((grad.shape[1], x.shape[1], 1, 1))
@@ -92,5 +92,5 @@ def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _image(rows: torch.Tensor) -> torch.Tensor:
-    """[T, channels] -> [1, channels, 1, T], the same memory."""
+    """Return [T, channels] as [1, channels, 1, T], in the same memory."""
     return rows[None, None].permute(0, 3, 1, 2)

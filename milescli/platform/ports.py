@@ -1,4 +1,5 @@
-"""Reserves ports for servers that start seconds after the choice, and finds who holds others."""
+"""Reserves ports for servers that start seconds after the choice, and finds the holders of
+others."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from contextlib import suppress
 from milescli.core.errors import MachineError
 
 RANGE = range(20_000, 32_000)
-"""Below the ports that Linux gives to outgoing connections (32768 and up): those can take a free
-port before its server binds it."""
+"""Range below the ports that Linux gives to outgoing connections (32768 and up): those can take a
+free port before its server binds it."""
 _reserved: deque[socket.socket] = deque(maxlen=256)
-"""Locks of the ports that this process chose last; the servers of earlier ones listen by now."""
+"""Locks of the ports that this process chose last; the servers of earlier ones already listen."""
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
@@ -36,8 +37,8 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
 
 def _reserve(port: int, host: str) -> socket.socket | None:
     """Reserve a port by a name in Linux's abstract namespace, which only one process can have: it
-    belongs to a network namespace, as ports do, and disappears with the process. None if another
-    process has it, or listens on the port."""
+    belongs to a network namespace, as ports do, and disappears with the process. Return None if
+    another process has it, or listens on the port."""
     reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         reservation.bind(f"\0miles-port-{port}")
@@ -49,8 +50,8 @@ def _reserve(port: int, host: str) -> socket.socket | None:
 
 
 def port_holders(ports: Collection[int]) -> list[tuple[tuple[int, str], int]]:
-    """Return ((pid, name), number of these ports that it listens on), most first; only of processes
-    that we may inspect."""
+    """Return ((pid, name), number of these ports that it listens on), most first; only processes
+    that this one may inspect."""
     import psutil
 
     owners: Counter[tuple[int, str]] = Counter()

@@ -1,5 +1,5 @@
 """Detects this computer's devices without torch: runs the vendors' tools with time limits, and
-reads the kernel's lists. The one impure file of this room."""
+reads the kernel's lists. The one impure file of this package."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from milescli.platform.machine import (
 from milescli.platform.visibility import set_variables, visible_devices
 
 TOOL_TIMEOUT_S = 20.0
-"""nvidia-smi takes seconds where the driver is not kept loaded."""
+"""Time limit of a tool; nvidia-smi takes seconds if the driver is not kept loaded."""
 TOOL_FOLDERS = ("/opt/rocm/bin", "/usr/lib/wsl/lib")
-"""Looked through after PATH: where ROCm's packages and WSL put their tools."""
+"""Folders that are searched after PATH: ROCm's packages and WSL put their tools there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class ToolReply:
     """Holds the reply of a vendor's tool."""
 
     text: str
-    """Standard output, even of a tool that failed half-way; empty if it could not run."""
+    """Standard output, also of a tool that failed midway; empty if it could not run."""
     problem: str = ""
-    """How it failed; empty if it did not, or is not installed, which is no problem."""
+    """How it failed; empty if it did not, or if it is not installed, which is no problem."""
 
 
 RunTool = Callable[[Sequence[str]], ToolReply]
@@ -58,8 +58,8 @@ class Accelerators:
     runtime_version: str = ""
     notes: list[str]
     links: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(a, b) with a < b, indices of devices -> NV18, PIX, SYS; XGMI, PCIE. What the tool does not
-    say is left out."""
+    """(a, b) with a < b, indices of devices -> NV18, PIX, SYS; XGMI, PCIE. Omits what the tool does
+    not report."""
     faults: list[DeviceFault] = field(default_factory=list)
     """Devices that exist but cannot be used."""
 
@@ -76,9 +76,8 @@ def probe(
     variables leave.
 
     The arguments are for tests. Raises MachineError if those variables contradict each other or the
-    machine, or leave a device that is not usable: to run on fewer devices, or on the CPU, must be
-    an explicit decision.
-    """
+    machine, or leave a device that is not usable: running on fewer devices, or on the CPU, must be
+    an explicit decision."""
     environ = os.environ if environ is None else environ
     host = host or read_host(root=root)
     accelerators = find_accelerators(run or run_tool, root=root, may_open=may_open)
@@ -118,7 +117,7 @@ def fault_errors(accelerators: Accelerators, environ: Mapping[str, str]) -> list
 def find_accelerators(
     run: RunTool, *, root: Path = Path("/"), may_open: MayOpen = sysfs.may_open
 ) -> Accelerators:
-    """Return what tools and kernel see, NVIDIA first."""
+    """Return what tools and kernel report, NVIDIA first."""
     nvidia = _find_nvidia(run, root)
     if nvidia.devices or nvidia.faults:
         return nvidia
@@ -163,18 +162,22 @@ def run_tool(command: Sequence[str]) -> ToolReply:
 def _find_nvidia(run: RunTool, root: Path) -> Accelerators:
     reply = run(cuda.QUERY)
     listed, driver = cuda.parse_devices(reply.text)
-    gone = cuda.parse_gone(reply.text)
+    gone = cuda.parse_lost(reply.text)
     if not listed and not gone:
         return _nvidia_without_list(reply, root)
     summary = run(cuda.SUMMARY).text
-    cut = [device for device in listed if device.index in cuda.parse_cut(reply.text)]
+    cut = [device for device in listed if device.index in cuda.parse_mig_indices(reply.text)]
     parts = cuda.parse_instances(run(cuda.INSTANCES).text, summary, cut) if cut else []
     devices = [device for device in listed if device not in cut] + parts
     indices = [device.index for device in devices]
     topology = run(cuda.TOPOLOGY).text if len(indices) > 1 else ""
-    broken = [faults.lost("cuda", index, words, others=indices) for index, words in gone.items()]
+    broken = [
+        faults.lost_device("cuda", index, words, others=indices) for index, words in gone.items()
+    ]
     if reply.problem and not broken:
-        broken = [DeviceFault(kind="cuda", indices=(), error=faults.explain("cuda", reply.problem))]
+        broken = [
+            DeviceFault(kind="cuda", indices=(), error=faults.tool_error("cuda", reply.problem))
+        ]
     return Accelerators(
         kind="cuda" if devices else "cpu",
         devices=devices,
@@ -188,13 +191,13 @@ def _find_nvidia(run: RunTool, root: Path) -> Accelerators:
 
 
 def _nvidia_without_list(reply: ToolReply, root: Path) -> Accelerators:
-    """nvidia-smi is not there, or says nothing of any device. Where it fails it knows better than
-    the kernel: the driver may not fit its libraries."""
+    """Find NVIDIA devices if nvidia-smi is missing or lists none. Its own failure is more precise
+    than the kernel's list: the driver may not fit its libraries."""
     problem = reply.problem or (
         f"`nvidia-smi` says: {reply.text.strip().splitlines()[0]}" if reply.text.strip() else ""
     )
     if problem:
-        broken = DeviceFault(kind="cuda", indices=None, error=faults.explain("cuda", problem))
+        broken = DeviceFault(kind="cuda", indices=None, error=faults.tool_error("cuda", problem))
         return Accelerators(
             kind="cpu",
             devices=[],
@@ -203,7 +206,7 @@ def _nvidia_without_list(reply: ToolReply, root: Path) -> Accelerators:
         )
     devices, gone, driver = sysfs.find_nvidia(root)
     lost_devices = [
-        faults.lost("cuda", index, words, others=[device.index for device in devices])
+        faults.lost_device("cuda", index, words, others=[device.index for device in devices])
         for index, words in gone.items()
     ]
     note = "nvidia-smi is missing: devices are as the driver lists them, links are unknown"
@@ -229,7 +232,9 @@ def _find_amd(run: RunTool, root: Path, may_open: MayOpen) -> Accelerators:
         reply = reply if reply.problem else older
     notes = [reply.problem] if reply.problem else []
     if not devices and reply.problem and not faults.is_permission(reply.problem):
-        broken = DeviceFault(kind="rocm", indices=None, error=faults.explain("rocm", reply.problem))
+        broken = DeviceFault(
+            kind="rocm", indices=None, error=faults.tool_error("rocm", reply.problem)
+        )
         return Accelerators(
             kind="cpu", devices=[], notes=notes, faults=[broken] if sysfs.has_amd(root) else []
         )
@@ -259,19 +264,23 @@ def _find_amd(run: RunTool, root: Path, may_open: MayOpen) -> Accelerators:
 def _closed_files(
     root: Path, view: sysfs.AmdView, devices: Sequence[Device], may_open: MayOpen
 ) -> list[DeviceFault]:
-    """List AMD device files that do not exist or may not be opened."""
+    """List AMD device files that do not exist or that this process may not open."""
     kfd = root / "dev/kfd"
     if not any(map(is_accelerator, [*devices, *view.devices])):
         return []  # a graphics card, which would not be used
     if devices and not kfd.exists():
-        return [faults.absent(kfd, num_devices=len(devices))]
+        return [faults.missing_device_file(kfd, num_devices=len(devices))]
     if devices and view.num_absent and not view.devices:
-        return [faults.absent(root / "dev/dri/renderD*", num_devices=len(devices))]
+        return [faults.missing_device_file(root / "dev/dri/renderD*", num_devices=len(devices))]
     if kfd.exists() and not may_open(kfd) and (devices or view.devices):
-        return [faults.closed([kfd], None)]
+        return [faults.inaccessible_files([kfd], None)]
     closed = [(index, path) for index, path in enumerate(view.files) if not may_open(path)]
     return (
-        [faults.closed([path for _, path in closed], tuple(index for index, _ in closed))]
+        [
+            faults.inaccessible_files(
+                [path for _, path in closed], tuple(index for index, _ in closed)
+            )
+        ]
         if closed
         else []
     )
@@ -279,7 +288,7 @@ def _closed_files(
 
 def _with_memory(device: Device, host: HostFacts, *, share: int) -> Device:
     """Fill in memory that the tool does not report: that of the device's model, else (GB10) the
-    host's, which CUDA reports too, divided among `share` devices."""
+    host's, which CUDA also reports, divided among `share` devices."""
     if device.memory_bytes:
         return device
     model = model_of(device)

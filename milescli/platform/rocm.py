@@ -1,5 +1,5 @@
-"""AMD devices, from the JSON of amd-smi or, where it is absent, of rocm-smi. Parsing only; `probe`
-runs the tools."""
+"""Parses AMD devices from the JSON of amd-smi or, if it is missing, of rocm-smi; `probe` runs the
+tools."""
 
 from __future__ import annotations
 
@@ -39,20 +39,19 @@ NAMES = {
     0x75A0: "AMD Instinct MI350X",
     0x75A3: "AMD Instinct MI355X",
 }
-"""PCI device -> name, virtual functions too (pci.ids). Older tools, and drivers in virtual
-machines, show a generic name only."""
+"""PCI device -> name, including virtual functions (pci.ids). Older tools, and drivers in virtual
+machines, show only a generic name."""
 
 _UNITS = {"B": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
-"""The tools write MB and mean 1024 * 1024."""
+"""Bytes by unit; the tools write MB for 1024 * 1024."""
 _MISSING = ("", "N/A", "None")
 
 
 def parse_amd_smi(text: str) -> tuple[list[Device], str]:
-    """Parse devices and driver version from AMD_STATIC; returns nothing for unexpected text.
+    """Parse devices and driver version from AMD_STATIC; return nothing for unexpected text.
 
     ROCm 6.0 and 6.1 write `driver_version` and `vram_size_mb` instead of `version` and `size`, and
-    omit the architecture.
-    """
+    omit the architecture."""
     devices, driver = [], ""
     for entry in _entries(text):
         asic, vram, driver_part = (entry.get(key) or {} for key in ("asic", "vram", "driver"))
@@ -74,7 +73,7 @@ def parse_amd_smi(text: str) -> tuple[list[Device], str]:
 
 
 def parse_rocm_smi(text: str) -> tuple[list[Device], str]:
-    """Parse devices and driver version from ROCM_STATIC; returns nothing for unexpected text."""
+    """Parse devices and driver version from ROCM_STATIC; return nothing for unexpected text."""
     raw = _json(text)
     if not isinstance(raw, dict):
         return [], ""
@@ -123,7 +122,8 @@ def parse_links(text: str) -> dict[tuple[int, int], str]:
 
 
 def _amd_links(text: str) -> dict[tuple[int, int], str]:
-    """A list per device; before ROCm 6.2 an object, {"gpu_1": "XGMI"}."""
+    """Return the links from a list per device; before ROCm 6.2 it is an object, {"gpu_1":
+    "XGMI"}."""
     links = {}
     for entry in _entries(text):
         if not isinstance(entry.get("gpu"), int):
@@ -150,7 +150,7 @@ def _rocm_links(text: str) -> dict[tuple[int, int], str]:
 
 
 def _entries(text: str) -> list[dict[str, Any]]:
-    """amd-smi writes a list, newer versions an object around it."""
+    """Return the entries of amd-smi's list, which newer versions put into an object."""
     raw = _json(text)
     if isinstance(raw, dict):
         raw = raw.get("gpu_data", [])
@@ -188,8 +188,8 @@ def _field(part: dict[str, Any], *keys: str) -> str:
 
 
 def _name(shown: str, number: str) -> str:
-    """By the PCI device where that is known: `Aqua Vanjaram [Instinct MI300X]` and `AMD Radeon
-    Graphics` are shown for the same."""
+    """Return the name by the PCI device if it is known: `Aqua Vanjaram [Instinct MI300X]` and `AMD
+    Radeon Graphics` are shown for the same."""
     try:
         return NAMES.get(int(number, 16), shown)
     except ValueError:
@@ -208,8 +208,8 @@ def _size(vram: dict[str, Any]) -> int:
 
 
 def _arch(text: str) -> str:
-    """gfx942:sramecc+:xnack- -> gfx942. rocm-smi of ROCm 6.0 writes the last part in decimal:
-    gfx9010."""
+    """Convert gfx942:sramecc+:xnack- to gfx942. rocm-smi of ROCm 6.0 writes the last part in
+    decimal: gfx9010."""
     match = re.match(r"gfx[0-9a-f]+", text.lower())
     return _DECIMAL.get(match[0], match[0]) if match else ""
 

@@ -1,5 +1,6 @@
-"""Devices as the kernel lists them: for containers that have the driver and not the vendor's tool,
-or fewer devices than the tool lists. Reads /sys and /proc, and asks whether files may be opened."""
+"""Finds devices as the kernel lists them: for containers that have the driver but not the vendor's
+tool, or fewer devices than the tool lists. Reads /sys and /proc, and tests whether files may be
+opened."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ NVIDIA = "proc/driver/nvidia/gpus"
 NVIDIA_VERSION = "proc/driver/nvidia/version"
 AMD_VERSION = "sys/module/amdgpu/version"
 _XGMI, _VRAM = 11, (1, 2)
-"""Of the kernel's kfd_sysfs and hsakmttypes.h: io_link type; heap_type of memory banks (frame
-buffer, public or private)."""
+"""Constants of the kernel's kfd_sysfs and hsakmttypes.h: io_link type; heap_type of memory banks
+(frame buffer, public or private)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class AmdView:
     """Holds the report of the driver amdkfd."""
 
     devices: list[Device]
-    """Devices whose device file is here, in the order in which HIP counts them."""
+    """Devices whose device file exists here, in the order in which HIP counts them."""
     files: list[Path]
     """[devices] /dev/dri/renderD128, ..."""
     links: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -37,8 +38,8 @@ class AmdView:
 
 
 def find_amd(root: Path) -> AmdView:
-    """Read AMD's devices; empty without any. The kernel hides devices that belong to another
-    container."""
+    """Read AMD's devices; the result is empty without any. The kernel hides devices that belong to
+    another container."""
     nodes = {int(path.name): path for path in (root / KFD).glob("[0-9]*")}
     properties = {number: _numbers(path / "properties") for number, path in nodes.items()}
     every = [number for number in sorted(nodes) if properties[number].get("gfx_target_version", 0)]
@@ -76,14 +77,15 @@ def find_amd(root: Path) -> AmdView:
 
 
 def gfx_name(version: int) -> str:
-    """Convert 90402 to gfx942: minor and step have two decimal digits each, and are hexadecimal in
-    the name."""
+    """Convert 90402 to gfx942: minor version and step have two decimal digits each here, and are
+    hexadecimal in the name."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
 def find_nvidia(root: Path) -> tuple[list[Device], dict[int, str], str]:
     """Return the devices with a device file here, in the order of the PCI bus; the driver's
-    messages about lost ones; and its version. Memory and arch are those of the model if known."""
+    messages about lost ones; and its version. Memory and architecture are those of the model if it
+    is known."""
     devices, gone, index = [], {}, 0
     for path in sorted((root / NVIDIA).glob("*/information")):
         facts = dict(_pairs(path))
@@ -118,7 +120,7 @@ def amd_version(root: Path) -> str:
 
 def has_nvidia(root: Path) -> bool:
     """Return True if nvidia-smi should work: the driver is loaded, or a GPU is on the bus. Images
-    contain the tool everywhere."""
+    may contain the tool on any machine."""
     files = any((root / path).exists() for path in ("dev/nvidiactl", "dev/dxg"))
     return files or bool(nvidia_version(root)) or _on_bus(root, vendor="0x10de")
 

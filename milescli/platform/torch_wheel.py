@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Callable
 
 from milescli.core.errors import MachineError
-from milescli.platform.faults import hide
+from milescli.platform.faults import hide_command
 from milescli.platform.machine import Kind
 
 
@@ -29,5 +29,5 @@ def require_wheel(
     raise MachineError(
         f"this torch is not built for {'NVIDIA' if kind == 'cuda' else 'AMD'} GPUs",
         why=f"torch {version} is built for {built_for(version)}, but the plan uses {kind} devices",
-        fix=[f"docker/install.sh .venv {kind}", hide(kind)],
+        fix=[f"docker/install.sh .venv {kind}", hide_command(kind)],
     )

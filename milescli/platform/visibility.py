@@ -1,5 +1,5 @@
-"""CUDA_, HIP_ and ROCR_VISIBLE_DEVICES: what they leave visible, and where they contradict each
-other or the machine. Pure."""
+"""Interprets CUDA_, HIP_ and ROCR_VISIBLE_DEVICES: what they leave visible, and contradictions to
+each other or the machine. Pure."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ def find_conflicts(
     errors = find_contradictions(environ) if kind == "rocm" else []
     variable = _governing(kind, given)
     if variable is None:
-        return errors + _unlike(HIP if kind == "rocm" else CUDA, devices)
+        return errors + _mixed_devices_errors(HIP if kind == "rocm" else CUDA, devices)
     conflicts = _value_conflicts(variable, given[variable], devices)
-    return errors + (conflicts or _unlike(variable, _chosen(given[variable], devices)))
+    return errors + (
+        conflicts or _mixed_devices_errors(variable, _chosen(given[variable], devices))
+    )
 
 
 def visible_devices(
@@ -46,14 +48,14 @@ def visible_devices(
 
 
 def named_devices(kind: Kind, environ: Mapping[str, str]) -> list[str] | None:
-    """Return the indices or UUIDs in the variable that counts; empty if it hides all, None if none
+    """Return the indices or UUIDs in the variable that applies; empty if it hides all, None if none
     is set."""
     variable = _governing(kind, set_variables(environ))
     return None if variable is None else _entries(environ[variable])
 
 
 def device_names(kind: Kind, places: Sequence[int], environ: Mapping[str, str]) -> list[str]:
-    """Return what an actor's variable must say for the devices at `places` among the visible ones
+    """Return the value of an actor's variable for the devices at `places` among the visible ones
     (the numbering of a plan): with CUDA_VISIBLE_DEVICES=4,6 here, place 1 is `6`. The names are
     indices or UUIDs, as in the variable."""
     entries = named_devices(kind, environ)
@@ -64,7 +66,7 @@ def device_names(kind: Kind, places: Sequence[int], environ: Mapping[str, str]) 
 
 
 def _governing(kind: Kind, given: Mapping[str, str]) -> str | None:
-    """Return the variable that counts: HIP reads HIP_ first, then CUDA_."""
+    """Return the variable that applies: HIP reads HIP_ first, then CUDA_."""
     order = {"cuda": (CUDA,), "rocm": (HIP, CUDA), "cpu": ()}[kind]
     return next((name for name in order if name in given), None)
 
@@ -113,7 +115,7 @@ def _value_conflicts(variable: str, value: str, devices: Sequence[Device]) -> li
         (device for device in devices if is_instance(device) and str(device.index) in unknown), None
     )
     if cut is not None:
-        return [_cut(variable, devices)]
+        return [_mig_error(variable, devices)]
     if unknown:
         return [
             MachineError(
@@ -126,11 +128,11 @@ def _value_conflicts(variable: str, value: str, devices: Sequence[Device]) -> li
     return []
 
 
-def _unlike(variable: str, chosen: Sequence[Device]) -> list[MachineError]:
-    """Return the errors if a run cannot use these devices together: it needs equal ones."""
+def _mixed_devices_errors(variable: str, chosen: Sequence[Device]) -> list[MachineError]:
+    """Return the errors if a run cannot use these devices together: they must be equal."""
     able = [device for device in chosen if is_accelerator(device)]
     if len(able) > 1 and any(map(is_instance, able)):
-        return [_cut(variable, able)]
+        return [_mig_error(variable, able)]
     if able and len(able) < len(chosen):
         others = ", ".join(
             f"{device.name} ({device.arch})" for device in chosen if device not in able
@@ -161,7 +163,7 @@ def _unlike(variable: str, chosen: Sequence[Device]) -> list[MachineError]:
     ]
 
 
-def _cut(variable: str, devices: Sequence[Device]) -> MachineError:
+def _mig_error(variable: str, devices: Sequence[Device]) -> MachineError:
     """Return the error for GPUs in MIG mode, which are not whole devices."""
     parts = [device for device in devices if is_instance(device)]
     whole = [device for device in devices if is_accelerator(device) and not is_instance(device)]

@@ -1,1 +1,1 @@
-"""`miles profile`: where a running run spends its time."""
+"""Implements `miles profile`: where a running run spends its time."""

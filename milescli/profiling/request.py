@@ -18,8 +18,8 @@ from milescli.core.errors import MachineError, MilesError
 from milescli.core.files import parse_json, read_json, read_regular_text
 
 REQUEST, STATE, SUMMARY, CANCELLED = "request.json", "state.json", "summary.json", "cancelled"
-MOST_STEPS = 10
-"""Most steps of one profile: a trace of a step may have a million events."""
+MAX_STEPS = 10
+"""Largest number of steps of one profile: a trace of a step may have a million events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class Request:
     ranks: list[int] = field(default_factory=list)
     """Trainer ranks that are traced."""
     engines: list[int] = field(default_factory=list)
-    """Engines that are sampled, by their place in the plan."""
+    """Engines that are sampled, by their index in the plan."""
     memory: bool = False
-    """True to report what is in the memory of the ranks, too."""
+    """True to also report what is in the memory of the ranks."""
 
 
 class Progress(StrEnum):
@@ -57,7 +57,7 @@ class State:
     last_step: int
     """Last step that is profiled, once it is done."""
     seconds: float = 0.0
-    """Seconds from the first to the last."""
+    """Seconds from the beginning of the first step to the end of the last."""
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Results by number of the rank: `file`, or `error`; `seconds`; `memory`."""
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -74,9 +74,9 @@ def folder_of(run: RunDir, number: int) -> Path:
     return run.profiles_dir / str(number)
 
 
-def ask(run: RunDir, wanted: Request) -> Path:
-    """Write the request and return the folder of the profile, which this creates. Raises MilesError
-    if another request is pending, MachineError if the disk refuses."""
+def write_request(run: RunDir, wanted: Request) -> Path:
+    """Write the request, create the folder of the profile and return it. Raises MilesError if
+    another request is pending, MachineError if the disk cannot be written."""
     folder = folder_of(run, wanted.number)
     try:
         if is_pending(run):
@@ -125,8 +125,8 @@ def next_number(run: RunDir) -> int:
     return max(numbers, default=0) + 1
 
 
-def take_back(run: RunDir, number: int) -> None:
-    """Cancel a request: it is not started, or given up after the current step."""
+def cancel_request(run: RunDir, number: int) -> None:
+    """Cancel a request: it is not started, or is abandoned after the current step."""
     with suppress(OSError):
         (folder_of(run, number) / CANCELLED).touch(mode=0o600)
     with suppress(OSError, ValueError):
@@ -135,12 +135,13 @@ def take_back(run: RunDir, number: int) -> None:
 
 
 def is_pending(run: RunDir) -> bool:
-    """Return True if a request is pending; costs one look at the disk."""
+    """Return True if a request is pending; costs one access to the disk."""
     return os.path.lexists(run.profiles_dir / REQUEST)
 
 
-def take(run: RunDir) -> Request | None:
-    """Remove and return the pending request; None if it is invalid or another user's."""
+def take_request(run: RunDir) -> Request | None:
+    """Remove and return the pending request; return None if there is none, or if it is invalid or
+    another user's."""
     file = request_file(run)
     try:
         seen = os.lstat(file)
@@ -150,14 +151,14 @@ def take(run: RunDir) -> Request | None:
         wanted = Request(**parse_json(text))
         numbers = [wanted.number, wanted.steps, *wanted.ranks, *wanted.engines]
         sound = all(type(number) is int for number in numbers)
-        sound = sound and 0 < wanted.steps <= MOST_STEPS and folder_of(run, wanted.number).is_dir()
+        sound = sound and 0 < wanted.steps <= MAX_STEPS and folder_of(run, wanted.number).is_dir()
     except (OSError, ValueError, TypeError):
         return None
     return wanted if sound and not is_cancelled(run, wanted.number) else None
 
 
 def is_cancelled(run: RunDir, number: int) -> bool:
-    """Return True if `take_back` was called."""
+    """Return True if the request was cancelled."""
     return (folder_of(run, number) / CANCELLED).exists()
 
 
@@ -169,7 +170,7 @@ def write_state(run: RunDir, number: int, state: State) -> None:
 
 
 def read_state(run: RunDir, number: int) -> State | None:
-    """Read the state; None if the profile has not started."""
+    """Read the state; return None if the profile has not started."""
     try:
         raw = read_json(folder_of(run, number) / STATE)
     except (OSError, ValueError):

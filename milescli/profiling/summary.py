@@ -12,7 +12,7 @@ from typing import Any
 from milescli.checkpoint.run_dir import RunDir, write_json
 from milescli.core.errors import MilesError
 from milescli.core.units import format_bytes, format_duration
-from milescli.platform.memory_record import last_look
+from milescli.platform.memory_record import last_sample
 from milescli.profiling import traces
 from milescli.profiling.request import SUMMARY, Request, State, folder_of
 
@@ -31,14 +31,14 @@ _BY_FUNCTION = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class StackShares:
     """Holds how a scheduler spent its time."""
 
     num_samples: int
     shares: dict[str, float]
     """0 to 1 by what it did, the largest first."""
     functions: dict[str, str]
-    """The innermost function that was seen most, by kind of work."""
+    """The innermost function that was sampled most often, by kind of work."""
 
 
 def read_stacks(text: str) -> Iterator[tuple[list[str], int]]:
@@ -49,8 +49,9 @@ def read_stacks(text: str) -> Iterator[tuple[list[str], int]]:
             yield stack.split(";"), int(count)
 
 
-def split(text: str) -> Seen:
-    """Divide the time of a scheduler's loop; returns an empty result if the loop was not seen."""
+def split(text: str) -> StackShares:
+    """Divide the time of a scheduler's loop; return an empty result if the loop was never
+    sampled."""
     counts, leaves = Counter[str](), dict[str, Counter[str]]()
     for stack, count in read_stacks(text):
         places = [place for place, function in enumerate(stack) if LOOP in function]
@@ -60,7 +61,7 @@ def split(text: str) -> Seen:
         counts[kind] += count
         leaves.setdefault(kind, Counter())[stack[-1]] += count
     total = counts.total()
-    return Seen(
+    return StackShares(
         num_samples=total,
         shares={kind: count / total for kind, count in counts.most_common()},
         functions={kind: seen.most_common(1)[0][0] for kind, seen in leaves.items()},
@@ -75,13 +76,13 @@ def kind_of(stack: list[str]) -> str:
     return SCHEDULER
 
 
-LEAST_SHARE = 0.005
+MIN_SHARE = 0.005
 """Smallest share that is described in words."""
 WORDS = {traces.WAITING: "waiting for rollouts and the driver"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ProcessProfile:
     """Describes what one process did: a line of the page."""
 
     name: str
@@ -108,7 +109,7 @@ class Part:
             return f"{self.name}: {self.error}"
         shares = []
         for what, share in self.shares.items():
-            if share < LEAST_SHARE:
+            if share < MIN_SHARE:
                 continue
             largest = f" ({self.largest[what]})" if what in self.largest else ""
             shares.append(f"{share:.0%} {WORDS.get(what, what)}{largest}".replace("%", " %"))
@@ -123,7 +124,7 @@ class Summary:
     first_step: int
     last_step: int
     seconds: float
-    parts: list[Part]
+    parts: list[ProcessProfile]
     resident_bytes: dict[str, int] = field(default_factory=dict)
     """With --memory: memory of each process on the driver's computer, largest first."""
 
@@ -173,7 +174,7 @@ def summarise(run: RunDir, wanted: Request, state: State) -> Summary:
     engines = sorted(state.engines.items(), key=lambda item: int(item[0]))
     parts = [_rank(folder, number, reply) for number, reply in ranks]
     parts += [_engine(folder, number, reply) for number, reply in engines]
-    resident = last_look(run.path / "logs" / "latest") if wanted.memory else {}
+    resident = last_sample(run.path / "logs" / "latest") if wanted.memory else {}
     summary = Summary(
         folder=str(folder),
         first_step=state.first_step,
@@ -186,24 +187,26 @@ def summarise(run: RunDir, wanted: Request, state: State) -> Summary:
     return summary
 
 
-def _rank(folder: Path, number: str, reply: dict[str, Any]) -> Part:
+def _rank(folder: Path, number: str, reply: dict[str, Any]) -> ProcessProfile:
     name = f"rank {number}"
     if "file" not in reply:
-        return Part(name=name, error=str(reply.get("error")))
+        return ProcessProfile(name=name, error=str(reply.get("error")))
     try:
         events = traces.read_trace(folder / reply["file"])
     except (OSError, ValueError, KeyError) as error:
-        return Part(name=name, error=f"its trace cannot be read: {type(error).__name__}: {error}")
+        return ProcessProfile(
+            name=name, error=f"its trace cannot be read: {type(error).__name__}: {error}"
+        )
     traced = traces.split(events, seconds=float(reply["seconds"]))
     memory = reply.get("memory", {})
-    return Part(
+    return ProcessProfile(
         name=name,
         shares={kind: own.seconds / traced.seconds for kind, own in traced.kinds.items()},
         seconds=traced.seconds,
         largest={
             kind: f"{own.largest[0]} {own.largest[1]:.2g} s"
             for kind, own in traced.kinds.items()
-            if own.operations and not own.largest[0].startswith(traces.OURS)
+            if own.operations and not own.largest[0].startswith(traces.OWN_PREFIX)
         },
         file=reply["file"],
         tensors=memory.get("tensors", []),
@@ -212,17 +215,19 @@ def _rank(folder: Path, number: str, reply: dict[str, Any]) -> Part:
     )
 
 
-def _engine(folder: Path, number: str, reply: dict[str, Any]) -> Part:
+def _engine(folder: Path, number: str, reply: dict[str, Any]) -> ProcessProfile:
     name = f"engine {number}"
     if "file" not in reply:
-        return Part(name=name, error=str(reply.get("error")))
+        return ProcessProfile(name=name, error=str(reply.get("error")))
     try:
         seen = split((folder / reply["file"]).read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        return Part(name=name, error=f"its record cannot be read: {error}")
+        return ProcessProfile(name=name, error=f"its record cannot be read: {error}")
     if not seen.num_samples:
-        return Part(name=name, error="py-spy saw nothing of its scheduler", file=reply["file"])
-    return Part(name=name, shares=seen.shares, largest=seen.functions, file=reply["file"])
+        return ProcessProfile(
+            name=name, error="py-spy saw nothing of its scheduler", file=reply["file"]
+        )
+    return ProcessProfile(name=name, shares=seen.shares, largest=seen.functions, file=reply["file"])
 
 
 def _tensor(row: dict[str, Any]) -> str:

@@ -15,11 +15,12 @@ MATMUL, ATTENTION, OPTIMIZER, COLLECTIVES = "matmul", "attention", "optimizer", 
 WEIGHTS, PYTHON, OTHER, WAITING = "sending weights", "Python", "other operations", "waiting"
 DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of what a GPU does, in a trace."""
-OURS = "miles: "
+OWN_PREFIX = "miles: "
 """Prefix of the ranges of the rank's own calls."""
 _OF_COLLECTIVES = ("nccl", "gloo:", "c10d::", "rccl")
-_THAT_WAIT = ("parallelregion", "asynccommunication")
-"""In names of Megatron's functions that wait for other ranks; products in them count as such."""
+_WAITING_FUNCTIONS = ("parallelregion", "asynccommunication")
+"""Parts of names of Megatron's functions that wait for other ranks; products in them count as
+waiting."""
 _OF_ATTENTION = ("attention", "flash", "fmha", "deltarule", "attn", "ssd")
 _OF_MATMUL = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::matmul")
 _OF_MATMUL += ("linear", "gemm", "cutlass", "cublas", "convolution", "conv2d", "nvjet", "cijk")
@@ -41,8 +42,8 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
-    """Holds where the time of a rank went."""
+class TraceTimes:
+    """Holds how a rank spent its time."""
 
     seconds: float
     """Seconds from the start of the trace to its end."""
@@ -63,7 +64,7 @@ def read_trace(file: Path) -> list[dict[str, Any]]:
     return [event for event in events if event.get("ph") == "X"]
 
 
-def split(events: Sequence[Mapping[str, Any]], *, seconds: float) -> Traced:
+def split(events: Sequence[Mapping[str, Any]], *, seconds: float) -> TraceTimes:
     """Divide a trace of `seconds` by kind of work. The rest is waiting: for rollouts, for the
     driver, and on a GPU for the rank's process."""
     device = [event for event in events if event.get("cat") in DEVICE_KINDS]
@@ -71,7 +72,7 @@ def split(events: Sequence[Mapping[str, Any]], *, seconds: float) -> Traced:
     busy = _union(device) if device else sum(kind.seconds for kind in kinds.values())
     kinds[WAITING] = Kind(max(seconds - busy, 0.0))
     ordered = sorted(kinds.items(), key=lambda item: -item[1].seconds)
-    return Traced(seconds=seconds, kinds=dict(ordered), is_device=bool(device))
+    return TraceTimes(seconds=seconds, kinds=dict(ordered), is_device=bool(device))
 
 
 def _of_device(events: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
@@ -98,7 +99,7 @@ def _of_process(events: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
 
 
 def _time_within(events: Sequence[Mapping[str, Any]]) -> float:
-    return sum(float(e["dur"]) for e in events if str(e["name"]).startswith(OURS))
+    return sum(float(e["dur"]) for e in events if str(e["name"]).startswith(OWN_PREFIX))
 
 
 def _self_times(events: Sequence[Mapping[str, Any]]) -> Iterable[tuple[list[str], float]]:
@@ -124,7 +125,7 @@ def _self_times(events: Sequence[Mapping[str, Any]]) -> Iterable[tuple[list[str]
 def kind_of(names: Sequence[str]) -> str:
     """Classify an operation by its own name and its enclosing ones, outermost first."""
     for name in reversed([name.lower() for name in names]):
-        if name.startswith(_OF_COLLECTIVES) or any(part in name for part in _THAT_WAIT):
+        if name.startswith(_OF_COLLECTIVES) or any(part in name for part in _WAITING_FUNCTIONS):
             return COLLECTIVES
         if any(part in name for part in _OF_ATTENTION):
             return ATTENTION
@@ -132,9 +133,9 @@ def kind_of(names: Sequence[str]) -> str:
             return MATMUL
         if any(part in name for part in _OF_OPTIMIZER):
             return OPTIMIZER
-        if name.startswith(OURS + "publishing"):
+        if name.startswith(OWN_PREFIX + "publishing"):
             return WEIGHTS
-    return PYTHON if names[-1].startswith(OURS) else OTHER
+    return PYTHON if names[-1].startswith(OWN_PREFIX) else OTHER
 
 
 def _add(kinds: dict[str, Kind], kind: str, name: str, seconds: float) -> None:

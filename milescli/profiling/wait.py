@@ -19,10 +19,10 @@ from milescli.profiling import request as files
 from milescli.profiling.request import Progress, Request, State
 
 POLL_S = 0.25
-LEAST_BOUND_S = 300.0
+MIN_BOUND_S = 300.0
 """Shortest bound on the silence of the run: an evaluation or a save may take this long."""
 STEPS_OF_SILENCE = 5.0
-"""Or this many times the duration of its last step."""
+"""Longest silence as a multiple of the duration of its last step, if that is longer."""
 SPARE_STEPS = 3
 """Steps, beyond those to wait for, after which the driver must have ignored the request."""
 MORE_STEPS = 20
@@ -43,7 +43,7 @@ class Pace:
     @property
     def bound_s(self) -> float:
         """Return the longest plausible silence of the run, in seconds."""
-        return max(LEAST_BOUND_S, STEPS_OF_SILENCE * self.step_s)
+        return max(MIN_BOUND_S, STEPS_OF_SILENCE * self.step_s)
 
     def described(self) -> str:
         """Format the pace for people."""
@@ -89,15 +89,15 @@ def check(run: RunDir, plan: Plan, *, ranks: list[int], engines: list[int]) -> N
             )
 
 
-def profiled(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State:
+def request_profile(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State:
     """Request a profile and wait until it is done; an interrupted wait cancels the request. Raises
     MilesError if the run ends meanwhile or another request is pending, WaitTimeout after a long
     silence of the run."""
-    files.ask(run, wanted)
+    files.write_request(run, wanted)
     try:
         return _wait(run, wanted, tell=tell)
     except BaseException:
-        files.take_back(run, wanted.number)
+        files.cancel_request(run, wanted.number)
         raise
 
 
@@ -121,7 +121,7 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
             tell(shown)
         due = (at_first.step or 0) if state is None else state.first_step + wanted.steps
         if not run.adapters_dir.exists() and (now.step or 0) > due + SPARE_STEPS:
-            raise _passed_over(run, now.step or 0)
+            raise _ignored_error(run, now.step or 0)
         silent_s = min(now.silent_s, time.monotonic() - began)
         if silent_s > now.bound_s:
             raise WaitTimeout(
@@ -133,8 +133,9 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
         time.sleep(POLL_S)
 
 
-def _passed_over(run: RunDir, step: int) -> MilesError:
-    """Return the error that steps pass, but nobody takes the request, or ends the profile."""
+def _ignored_error(run: RunDir, step: int) -> MilesError:
+    """Return the error that the run makes steps but nobody takes the request or ends the
+    profile."""
     return MilesError(
         f"the driver of `{run.name}` does not record profiles",
         why=f"it is at step {step} and ignored the request: it belongs to an older miles or to "

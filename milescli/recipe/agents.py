@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from milescli.recipe.rollout import Rollout
     from milescli.recipe.schema import Recipe
 
-FOREIGN = ("verifiers", "harbor")
+PACKAGE_AGENTS = ("verifiers", "harbor")
 """Built-in agents that let another package play the episode and return its reward."""
 _ENVIRONMENT = "environment"
 _CALLS_TOOLS = ("tools",)
 """Built-in agents that need tools."""
-_CALLS_NONE = ("single_turn", "multi_agent", "chat", _ENVIRONMENT, *FOREIGN)
-_CHATS = (*_CALLS_TOOLS, "multi_agent", "chat", _ENVIRONMENT, *FOREIGN)
+_CALLS_NONE = ("single_turn", "multi_agent", "chat", _ENVIRONMENT, *PACKAGE_AGENTS)
+_CHATS = (*_CALLS_TOOLS, "multi_agent", "chat", _ENVIRONMENT, *PACKAGE_AGENTS)
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MCP_URL = "http://127.0.0.1:8000/mcp"
@@ -236,7 +236,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
         yield from _user_rules(rollout)
 
 
-def doubts(recipe: Recipe) -> list[str]:
+def find_warnings(recipe: Recipe) -> list[str]:
     """Return warnings about legal settings that are probably not intended; the first that
     applies."""
     rollout, agent = recipe.rollout, recipe.rollout.agent
@@ -478,7 +478,7 @@ def _role_reward_rules(recipe: Recipe) -> Iterator[Rule]:
     )
     last = [name for name, role in roles.items() if role.is_policy][-1]
     yield Rule(
-        recipe.asks_reward_model and turns[-1] != last,
+        recipe.uses_reward_model and turns[-1] != last,
         f"the reward `reward_model` cannot score the role `{turns[-1]}`",
         why="it scores the tokens of the conversation that started last, which is that of "
         f"`{last}`",

@@ -69,9 +69,9 @@ def shown(entry: str) -> str:
     return shlex.split(entry)[0] if kind is Kind.COMMAND else entry
 
 
-def told_of(settings: RunSettings) -> str:
-    """Return who gets an alert of what, in a line: `$ALERT_WEBHOOK, on end, failure`. Empty if
-    nobody does."""
+def describe_alerts(settings: RunSettings) -> str:
+    """Describe in a line who gets an alert on which events: `$ALERT_WEBHOOK, on end, failure`.
+    Return an empty text if nobody does."""
     if not settings.alerts or not settings.alerts_on:
         return ""
     who = ", ".join(shown(entry) for entry in dict.fromkeys(settings.alerts))
@@ -79,16 +79,16 @@ def told_of(settings: RunSettings) -> str:
 
 
 def variables_of(entry: str) -> list[str]:
-    """Return the environment variables that an address names. A command gets none: it inherits the
-    environment, and its arguments can be read by others."""
+    """Return the environment variables that an address names. A command has none: it inherits the
+    environment, and others can read its arguments."""
     if kind_of(entry) is Kind.COMMAND:
         return []
     return [whole or short for whole, short in _VARIABLE.findall(entry)]
 
 
-def expanded(entry: str, environ: Mapping[str, str]) -> str:
-    """Return an address with the values of its variables. Raises KeyError with the name of one that
-    is missing or empty."""
+def expand_variables(entry: str, environ: Mapping[str, str]) -> str:
+    """Return an address with the values of its variables. Raises KeyError with the name of a
+    variable that is missing or empty."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
@@ -99,10 +99,12 @@ def expanded(entry: str, environ: Mapping[str, str]) -> str:
     return entry if kind_of(entry) is Kind.COMMAND else _VARIABLE.sub(value, entry).strip()
 
 
-def anchored(entries: list[str]) -> list[str]:
+def with_absolute_commands(entries: list[str]) -> list[str]:
     """Return the entries with absolute paths for commands that are files in this folder; return the
     list itself if nothing changes."""
-    return list(map(_anchored, entries)) if any(map(_is_relative, entries)) else entries
+    return (
+        list(map(_with_absolute_command, entries)) if any(map(_is_relative, entries)) else entries
+    )
 
 
 def _is_relative(entry: str) -> bool:
@@ -112,7 +114,7 @@ def _is_relative(entry: str) -> bool:
     return not program.is_absolute() and (len(program.parts) > 1 or entry.startswith("./"))
 
 
-def _anchored(entry: str) -> str:
+def _with_absolute_command(entry: str) -> str:
     if not _is_relative(entry):
         return entry
     program, *words = shlex.split(entry)

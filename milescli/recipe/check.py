@@ -20,7 +20,7 @@ from milescli.recipe import (
     store_url,
     train,
 )
-from milescli.recipe.requests import HasKey, open_key
+from milescli.recipe.requests import HasKey, unencrypted_key_warning
 from milescli.recipe.schema import Recipe
 from milescli.recipe.section import Rule, refuse
 
@@ -36,11 +36,11 @@ def check(recipe: Recipe, origins: Mapping[str, object]) -> list[str]:
         *["`data.eval` is `data.prompts`: the accuracy is of prompts that were trained on"]
         * is_eval_trained,
         *["`train.optimizer.min_lr` has no effect: the schedule is constant"] * is_min_lr_unused,
-        *agents.doubts(recipe),
-        *lora.doubts(recipe),
-        *open_keys(recipe),
-        *train.algorithm_doubts(recipe),
-        *rollout.order_doubts(recipe.rollout),
+        *agents.find_warnings(recipe),
+        *lora.find_warnings(recipe),
+        *unencrypted_key_warnings(recipe),
+        *train.algorithm_warnings(recipe),
+        *rollout.order_warnings(recipe.rollout),
     ]
 
 
@@ -67,7 +67,7 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
     yield from store_url.rules(recipe)
 
 
-def open_keys(recipe: Recipe) -> list[str]:
+def unencrypted_key_warnings(recipe: Recipe) -> list[str]:
     """Return a warning for each API key that would be sent over the network in clear text."""
     settings, server = recipe.rollout, recipe.train.distill.server
     asked: list[tuple[str | None, str, HasKey]] = [
@@ -83,5 +83,5 @@ def open_keys(recipe: Recipe) -> list[str]:
         ),
         *((teacher.url, "train.distill.server", server) for teacher in recipe.teachers),
     ]
-    found = [open_key(*each) for each in asked]
+    found = [unencrypted_key_warning(*each) for each in asked]
     return list(dict.fromkeys(warning for warning in found if warning))

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from milescli.recipe.data_files import FIELDS, check_names
 from milescli.recipe.section import Names, Positive, PositiveFloat, Rule, Section
-from milescli.recipe.train import OF_PAIRS, OF_ROWS
+from milescli.recipe.train import PAIR_OBJECTIVES, ROW_OBJECTIVES
 
 if TYPE_CHECKING:
     from milescli.recipe.schema import Recipe
@@ -108,7 +108,7 @@ class Data(Section):
 def rules(recipe: Recipe) -> Iterator[Rule]:
     """Yield the rules that each stage has data, and that files are named correctly."""
     data, warmup, evaluation = recipe.data, recipe.warmup, recipe.eval
-    needs_prompts = not recipe.learns_from_rows and recipe.train.objective not in OF_ROWS
+    needs_prompts = not recipe.learns_from_rows and recipe.train.objective not in ROW_OBJECTIVES
     yield Rule(
         needs_prompts and not data.prompts and not data.mix,
         "the recipe has no prompts",
@@ -183,11 +183,11 @@ def row_rules(recipe: Recipe) -> Iterator[Rule]:
         fix=[f"--set data.{key}=null{imitates}", "--set data.train=null"],
     )
     yield Rule(
-        objective in OF_ROWS and data.train is None,
+        objective in ROW_OBJECTIVES and data.train is None,
         f"`train.objective={objective}` has no training data",
         why="this objective learns from "
-        f"{'pairs' if objective in OF_PAIRS else 'chats or texts'} in `data.train`, which is "
-        "not set",
+        f"{'pairs' if objective in PAIR_OBJECTIVES else 'chats or texts'} in `data.train`, which "
+        "is not set",
         fix=[
             f"--set data.train={data.prompts or 'FILE.jsonl'} --set data.prompts=null",
             "--set train.objective=policy   # to learn from what engines sample",

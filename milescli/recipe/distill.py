@@ -250,19 +250,19 @@ REWARD_MODEL = "reward_model"
 """Name of the reward that a model computes, and of the objective that trains such a model."""
 
 
-def untaught(recipe: Recipe) -> Recipe:
+def without_teachers(recipe: Recipe) -> Recipe:
     """Return the recipe without its teachers."""
     return recipe.model_copy(
         update={"train": recipe.train.model_copy(update={"distill": Distill()})}
     )
 
 
-def unscored(recipe: Recipe) -> Recipe:
+def without_rewards(recipe: Recipe) -> Recipe:
     """Return the recipe without any reward."""
     return _with_rewards(recipe, lambda reward: NO_REWARD)
 
 
-def policy_alone(recipe: Recipe) -> Recipe:
+def policy_only(recipe: Recipe) -> Recipe:
     """Return the same data as the policy reads it: without teachers, critic and reward model; other
     rewards and their requirements on labels stay."""
     objective = recipe.train.objective
@@ -270,7 +270,7 @@ def policy_alone(recipe: Recipe) -> Recipe:
         "credit": "sample",
         "objective": "preference" if objective == REWARD_MODEL else objective,
     }
-    recipe = _with_rewards(untaught(recipe), _unasked)
+    recipe = _with_rewards(without_teachers(recipe), _without_reward_model)
     return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
 
 
@@ -295,7 +295,7 @@ def _with_rewards(recipe: Recipe, changed: Callable[[object], object]) -> Recipe
     )
 
 
-def _unasked(reward: object) -> object:
+def _without_reward_model(reward: object) -> object:
     """Return the reward without `reward_model`."""
     if isinstance(reward, dict):
         others = {name: weight for name, weight in reward.items() if name != REWARD_MODEL}

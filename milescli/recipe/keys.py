@@ -1,7 +1,5 @@
-"""Lists the keys of a recipe: names, types in words, defaults, docs.
-
-They are read from the schema, so that help, completion and errors always agree with it.
-"""
+"""Lists the keys of a recipe: names, types in words, defaults, docs. Reads them from the schema, so
+that help, completion and errors always agree with it."""
 
 from __future__ import annotations
 

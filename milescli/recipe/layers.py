@@ -69,7 +69,7 @@ Table = dict[str, KeyValue]
 
 TENSORBOARD, WANDB = "run.tensorboard", "run.wandb_project"
 TRACKERS, PROJECT = "run.trackers", "run.project"
-OLD: Mapping[str, RecipeKey] = {
+OLD_KEYS: Mapping[str, RecipeKey] = {
     TENSORBOARD: RecipeKey(
         name=TENSORBOARD,
         wants="true or false",
@@ -83,19 +83,19 @@ OLD: Mapping[str, RecipeKey] = {
         name=WANDB, wants="text", default=None, doc="", is_text=True, is_list=False, optional=True
     ),
 }
-"""Old keys, which are still read but never written."""
+"""Former keys, which are still read but never written."""
 
 
 @cache
-def readable() -> Mapping[str, RecipeKey]:
+def readable_keys() -> Mapping[str, RecipeKey]:
     """Return every key that a layer may set."""
-    return {**keys(), **OLD}
+    return {**keys(), **OLD_KEYS}
 
 
-def translated(table: Table) -> Table:
+def with_new_names(table: Table) -> Table:
     """Return the layer with new names in place of old ones. Raises RecipeError if it has both, or a
     value that the old key never accepted."""
-    old = {name: table[name] for name in OLD if name in table}
+    old = {name: table[name] for name in OLD_KEYS if name in table}
     if not old:
         return table
     said = next(iter(old.values()))
@@ -144,7 +144,7 @@ def from_yaml(text: str, *, source: str, layer: SettingsLayer, only: tuple[str, 
         if only and name not in only and (name in sections() or name in keys()):
             raise _hyperparameter(name, where=where, remedy=f"take `{name}` out of {source}")
         _flatten(node, name, table, source=source, layer=layer, only=only)
-    return translated(table)
+    return with_new_names(table)
 
 
 def from_env(environ: Mapping[str, str]) -> Table:
@@ -155,7 +155,7 @@ def from_env(environ: Mapping[str, str]) -> Table:
         if name is None or not text:
             continue
         section = name.split(".")[0]
-        if name not in readable() or section not in SETTINGS:
+        if name not in readable_keys() or section not in SETTINGS:
             if section not in SETTINGS and nearest_key(name) in keys():
                 raise _hyperparameter(name, where=variable, remedy=f"unset {variable}", value=text)
             guess = nearest_key(name, within=SETTINGS)
@@ -172,11 +172,11 @@ def from_env(environ: Mapping[str, str]) -> Table:
                 why="two underscores must separate section and key",
                 fix=f"unset {variable}; export {_variable_of_key(name)}={text}",
             )
-        node = _parse_value(text, readable()[name], source=variable)
+        node = _parse_value(text, readable_keys()[name], source=variable)
         table[name] = KeyValue(
             value=node.value, text=text, origin=Origin(layer=SettingsLayer.ENV, where=variable)
         )
-    return translated(table)
+    return with_new_names(table)
 
 
 def from_ray_environment(environ: Mapping[str, str]) -> Table:
@@ -209,7 +209,7 @@ def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
                 fix=f"--set {guess or 'train.steps'}={value or 'VALUE'}",
             )
         _add_override(table, name.strip(), value.strip(), option=f"--set {text}")
-    return translated(table)
+    return with_new_names(table)
 
 
 def merge(layers: Iterable[Table]) -> Table:
@@ -238,7 +238,7 @@ def merge(layers: Iterable[Table]) -> Table:
 
 def _add_override(table: Table, name: str, text: str, *, option: str) -> None:
     origin = Origin(layer=SettingsLayer.SET, where=option)
-    if name not in readable() and name not in sections():
+    if name not in readable_keys() and name not in sections():
         raise unknown_key(name, where=f"`{option}`", fix=lambda guess: f"--set {guess}={text}")
     changes: Table = {}
     if name in sections():
@@ -253,7 +253,7 @@ def _add_override(table: Table, name: str, text: str, *, option: str) -> None:
             origin=origin,
         )
     else:
-        node = _parse_value(text, readable()[name], source=f"`{option}`")
+        node = _parse_value(text, readable_keys()[name], source=f"`{option}`")
         changes[name] = KeyValue(value=node.value, text=text, origin=origin)
     for key, entry in changes.items():
         _refuse_conflict(table, key, entry)
@@ -315,9 +315,9 @@ def _flatten(
 ) -> None:
     where = f"{source}:{node.line}" if origin is None else source
     said_by = origin or Origin(layer=layer, where=where)
-    if name in readable():
+    if name in readable_keys():
         table[name] = KeyValue(
-            value=typed_value(node, readable()[name]),
+            value=typed_value(node, readable_keys()[name]),
             text=node.text,
             origin=said_by,
             comment=node.comment,

@@ -23,11 +23,11 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.section import plain
 from milescli.recipe.templates import find_recipe, templates_dir
 
-ASKED_ALONE: Mapping[str, object] = {
+QUERY_DEFAULTS: Mapping[str, object] = {
     "data.max_prompt_tokens": 2048,
     "eval.max_response_tokens": 2048,
 }
-"""Defaults for a model without a run: as nothing is trained, longer prompts and responses cost
+"""Defaults for a model without a run: since nothing is trained, longer prompts and responses cost
 little."""
 BY_DEFAULT = "miles eval"
 """Origin of these values."""
@@ -85,12 +85,12 @@ def load_model(
     home: Path,
 ) -> LoadedRecipe:
     """Return the recipe of a model that is only queried: defaults, with the layers above them.
-    `prompts` becomes `data.prompts`. Raises as `load`."""
+    `prompts` becomes `data.prompts`. Raises as `load` does."""
     values: dict[str, object] = {
         "name": "evaluation",
         "model.path": model,
         "data.prompts": prompts,
-        **ASKED_ALONE,
+        **QUERY_DEFAULTS,
     }
     origin = Origin(layer=SettingsLayer.RECIPE, where=BY_DEFAULT)
     base = {

@@ -99,7 +99,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     )
 
 
-def doubts(recipe: Recipe) -> list[str]:
+def find_warnings(recipe: Recipe) -> list[str]:
     """Return warnings about settings that are probably not intended."""
     if not recipe.train.lora.is_on or recipe.model.scratch is None:
         return []

@@ -14,7 +14,7 @@ from milescli.recipe.section import NonNegative, PositiveFloat, Section
 
 EXAMPLE_URL = "http://127.0.0.1:8000/v1"
 """Example address of an OpenAI-compatible endpoint."""
-_HERE = ("localhost", "::1")
+_LOCAL_HOSTS = ("localhost", "::1")
 """Hosts that are this machine, in addition to 127.0.0.0/8."""
 
 
@@ -64,11 +64,11 @@ def check_url(url: str, *, key: str, section: str, example: str) -> None:
         )
 
 
-def open_key(url: str | None, section: str, settings: HasKey) -> str | None:
+def unencrypted_key_warning(url: str | None, section: str, settings: HasKey) -> str | None:
     """Return a warning if the API key of `section` would be sent over the network in clear text."""
     parts = urlsplit(url or "")
     host = parts.hostname or ""
-    is_here = host in _HERE or re.fullmatch(r"127(\.\d+){3}", host)
+    is_here = host in _LOCAL_HOSTS or re.fullmatch(r"127(\.\d+){3}", host)
     if settings.api_key_env is None or parts.scheme != "http" or is_here:
         return None
     return f"`{section}.api_key_env` goes to {host} by http, which others can read"

@@ -164,7 +164,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
         yield from _url_rules(rollout.judge.url, "rollout.judge", reward="judge")
         yield from _judge_rules(rollout.judge)
     yield Rule(
-        recipe.asks_reward_model and not rollout.reward_model.path,
+        recipe.uses_reward_model and not rollout.reward_model.path,
         "the reward `reward_model` needs a model",
         why="set `rollout.reward_model.path` to the model that scores",
         fix=[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from milescli.recipe.agents import (
-    FOREIGN,
+    PACKAGE_AGENTS,
     EnvironmentSettings,
     HarborSettings,
     McpServer,
@@ -182,7 +182,7 @@ class Rollout(Section):
     @property
     def is_scored_by_agent(self) -> bool:
         """Return True if episodes of the built-in agent provide their own reward."""
-        return self.plays_environment or self.agent in FOREIGN
+        return self.plays_environment or self.agent in PACKAGE_AGENTS
 
     @property
     def plays_environment(self) -> bool:
@@ -220,7 +220,7 @@ class Rollout(Section):
     def reward_name(self) -> str:
         """Format `reward`: `math`, or `math + 0.1 x format`."""
         if self.is_scored_by_agent:
-            if self.agent in FOREIGN:
+            if self.agent in PACKAGE_AGENTS:
                 return f"of an environment of {self.agent}"
             return f"of the environment {self.environment.name}"
         return " + ".join(
@@ -300,7 +300,7 @@ def order_rules(rollout: Rollout) -> Iterator[Rule]:
     )
 
 
-def order_doubts(rollout: Rollout) -> list[str]:
+def order_warnings(rollout: Rollout) -> list[str]:
     """Return warnings about settings that have no effect because nothing is sampled while the
     trainer works."""
     doubts = list[str]()

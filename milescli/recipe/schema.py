@@ -17,7 +17,7 @@ from milescli.recipe.machine import EngineSettings, Fault, MachineSettings, Para
 from milescli.recipe.model import Model
 from milescli.recipe.rollout import Rollout
 from milescli.recipe.section import NonNegative, Positive, PositiveFloat, Section
-from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Train
+from milescli.recipe.train import PAIR_OBJECTIVES, REFERENCE_FREE, SCORE_OBJECTIVES, Train
 
 
 class Warmup(Section):
@@ -125,7 +125,7 @@ class Recipe(Section):
     @property
     def trains_scores(self) -> bool:
         """Return True if the model gives a score instead of a next token."""
-        return self.train.objective in OF_SCORES
+        return self.train.objective in SCORE_OBJECTIVES
 
     @property
     def has_mtp(self) -> bool:
@@ -143,7 +143,7 @@ class Recipe(Section):
         return self.train.distill.teachers
 
     @property
-    def held_teachers(self) -> list[Teacher]:
+    def local_teachers(self) -> list[Teacher]:
         """Return the teachers that the trainer's ranks hold."""
         return [teacher for teacher in self.teachers if teacher.url is None]
 
@@ -153,7 +153,7 @@ class Recipe(Section):
         return self.train.objective == "distillation" and self.train.distill.cache
 
     @property
-    def asks_reward_model(self) -> bool:
+    def uses_reward_model(self) -> bool:
         """Return True if the reward `reward_model` scores samples."""
         rewards = [*self.rollout.reward_names, *(each.reward for each in self.data.mix or [])]
         return "reward_model" in rewards
@@ -173,7 +173,7 @@ class Recipe(Section):
     @property
     def sequences_per_row(self) -> int:
         """Return the number of sequences per row: 2 for a chosen and a rejected response."""
-        return 2 if self.train.objective in OF_PAIRS else 1
+        return 2 if self.train.objective in PAIR_OBJECTIVES else 1
 
     @property
     def sequences_per_step(self) -> int:

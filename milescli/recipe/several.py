@@ -73,24 +73,26 @@ def to_options(where: str) -> list[list[str]]:
     return [["--adapter", option] for option in where.removeprefix(_OPTION).split(f" {_OPTION}")]
 
 
-def each_of(loaded: LoadedRecipe, *, steps: int | None = None) -> dict[str, LoadedRecipe]:
+def adapter_recipes(loaded: LoadedRecipe, *, steps: int | None = None) -> dict[str, LoadedRecipe]:
     """Return the recipe of each adapter by its name, as if it were trained alone; empty without
     `adapters`. `steps` replaces the steps of every adapter. Raises RecipeError."""
     adapters = loaded.recipe.adapters
     if adapters:
         _check_all(loaded.recipe)
-    return {name: _one(loaded, name, said, steps) for name, said in adapters.items()}
+    return {name: _adapter_recipe(loaded, name, said, steps) for name, said in adapters.items()}
 
 
-def planned(loaded: LoadedRecipe, each: Mapping[str, LoadedRecipe] | None = None) -> LoadedRecipe:
+def recipe_to_plan(
+    loaded: LoadedRecipe, each: Mapping[str, LoadedRecipe] | None = None
+) -> LoadedRecipe:
     """Return the recipe to plan for, which is large enough for every adapter; without `adapters`,
-    the recipe itself. `each` comes from `each_of`."""
-    each = each if each is not None else each_of(loaded)
+    the recipe itself. `each` comes from `adapter_recipes`."""
+    each = each if each is not None else adapter_recipes(loaded)
     recipes = {name: one.recipe for name, one in each.items()}
     return replace(loaded, recipe=_widest(loaded.recipe, recipes)) if recipes else loaded
 
 
-def _one(
+def _adapter_recipe(
     loaded: LoadedRecipe, name: str, said: Mapping[str, object], steps: int | None
 ) -> LoadedRecipe:
     where = f"{KEY}.{name}"
@@ -177,8 +179,8 @@ def _check_one(recipe: Recipe, *, base: Recipe, where: str) -> None:
             "each is strictly on-policy: while one is trained, the engines sample for the others",
         ),
         "train.credit": (recipe.has_critic, "a critic is trained whole, beside one policy"),
-        "train.distill.teachers": (bool(recipe.held_teachers), "the ranks hold no teachers"),
-        "rollout.reward": (recipe.asks_reward_model, "no engine holds the reward model"),
+        "train.distill.teachers": (bool(recipe.local_teachers), "the ranks hold no teachers"),
+        "rollout.reward": (recipe.uses_reward_model, "no engine holds the reward model"),
         "rollout.roles": (bool(recipe.rollout.policies), "no engine plays another policy"),
     }
     for key, (is_set, why) in refused.items():

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 Ratio = Literal["token", "sequence", "sequence_token"]
 KlEstimator = Literal["k1", "k2", "k3", "low_var"]
-OF_PAIRS = ("preference", "reward_model")
+PAIR_OBJECTIVES = ("preference", "reward_model")
 """Built-in objectives that learn from pairs of `data.train`."""
-OF_ROWS = ("supervised", "distillation", *OF_PAIRS)
+ROW_OBJECTIVES = ("supervised", "distillation", *PAIR_OBJECTIVES)
 """Built-in objectives that learn from rows of `data.train`."""
-OF_SCORES = ("reward_model",)
+SCORE_OBJECTIVES = ("reward_model",)
 """Objectives whose model returns a score instead of a next token."""
 
 
@@ -111,7 +111,7 @@ class CorrectionSettings(Section):
     reject_high: PositiveFloat = 2.0
 
 
-OF_MATRICES = ("muon",)
+MATRIX_RULES = ("muon",)
 """Built-in update rules that need whole matrices."""
 PreferenceLoss = Literal[
     *("sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "exo", "nca", "bco", "sppo"),
@@ -304,13 +304,13 @@ class Train(Section):
     draft: Draft = Draft()
 
 
-ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "hgpo", "turns", "best_of_n", "max_rl", "gdpo")
+ZERO_FOR_SINGLES = ("grpo", "gpg", "gigpo", "hgpo", "turns", "best_of_n", "max_rl", "gdpo")
 """Advantage estimators that are always 0 for a group of one."""
-OF_TURNS = ("gigpo", "hgpo", "turns")
-"""Advantage estimators for single turns, which are found from the tokens."""
-COMPARING = (*ALWAYS_ZERO_ALONE, "rloo", "opo", "pass_at_k")
+TURN_ESTIMATORS = ("gigpo", "hgpo", "turns")
+"""Advantage estimators for single turns, which they find from the tokens."""
+GROUP_ESTIMATORS = (*ZERO_FOR_SINGLES, "rloo", "opo", "pass_at_k")
 """Advantage estimators that compare the samples of a prompt."""
-OF_TOKENS = ("reinforce", "topr", "gmpo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")
+TOKEN_SURROGATES = ("reinforce", "topr", "gmpo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")
 """Built-in surrogates that work token by token, or use no ratio, so that the ratio of a whole
 sequence has no meaning for them."""
 WITHOUT_DUAL_CLIP = ("reinforce", "topr", "gmpo", "kl_cov", "dppo_tv", "dppo_kl", "cispo", "sapo")
@@ -343,7 +343,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
             why="with a factor of 1, the moving average would never change",
             fix=f"--set train.optimizer.{name}={Optimizer.model_fields[name].default}",
         )
-    is_of_matrices = optimizer.rule in OF_MATRICES
+    is_of_matrices = optimizer.rule in MATRIX_RULES
     yield Rule(
         is_of_matrices and train.lora.is_on,
         f"`train.optimizer.rule={optimizer.rule}` does not train adapters",
@@ -393,9 +393,9 @@ def algorithm_rules(recipe: Recipe) -> Iterator[Rule]:
 def _group_rules(recipe: Recipe) -> Iterator[Rule]:
     train, samples = recipe.train, recipe.rollout.samples_per_prompt
     is_rewarded = not recipe.teachers or train.distill.reward_weight > 0
-    is_zero = train.advantage in ALWAYS_ZERO_ALONE
+    is_zero = train.advantage in ZERO_FOR_SINGLES
     yield Rule(
-        samples == 1 and train.advantage in COMPARING and is_rewarded,
+        samples == 1 and train.advantage in GROUP_ESTIMATORS and is_rewarded,
         "groups of one sample teach nothing",
         why=f"`{train.advantage}` compares the samples of one prompt; with "
         "`rollout.samples_per_prompt` 1, "
@@ -413,7 +413,7 @@ def _group_rules(recipe: Recipe) -> Iterator[Rule]:
         ],
     )
     yield Rule(
-        train.advantage in OF_TURNS and train.credit != "sample",
+        train.advantage in TURN_ESTIMATORS and train.credit != "sample",
         f"`{train.advantage}` cannot be combined with `{train.credit}`",
         why="it assigns each turn its own advantage, already discounted",
         fix="--set train.credit=sample",
@@ -431,7 +431,7 @@ def _surrogate_rules(train: Train) -> Iterator[Rule]:
         fix="--set train.clip_low=0.2",
     )
     yield Rule(
-        train.ratio != "token" and surrogate in OF_TOKENS,
+        train.ratio != "token" and surrogate in TOKEN_SURROGATES,
         f"`train.surrogate={surrogate}` does not support the ratio of a {train.ratio}",
         why="it uses single tokens or no ratio; clip, cispo and sapo support it",
         fix=["--set train.ratio=token", "--set train.surrogate=clip"],
@@ -565,7 +565,7 @@ def _interval_rule(broken: bool, key: str, low: float, high: float) -> Rule:
     )
 
 
-def algorithm_doubts(recipe: Recipe) -> list[str]:
+def algorithm_warnings(recipe: Recipe) -> list[str]:
     """Return warnings about legal settings that are probably not intended."""
     train, stale = recipe.train, recipe.rollout.max_staleness > 0
     doubts = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_dir import open_run
-from milescli.core.errors import MachineError, MilesError, unreadable
+from milescli.core.errors import MachineError, MilesError, unreadable_folder
 from milescli.core.files import open_regular, read_regular_bytes
 from milescli.core.private import without_paths
 from milescli.report.compare import RunsCompared, compare, compare_figures
@@ -163,7 +163,7 @@ def _read(folder: Path) -> Subject:
             open_regular(run.events_file).close()
         return read_subject(run)
     except PermissionError as error:
-        raise unreadable(folder, error) from error
+        raise unreadable_folder(folder, error) from error
 
 
 def compare_runs(folder: Path, other: Path, *, form: Callable[[RunsCompared], str]) -> Report:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.client.http import EngineDied
 from milescli.core.errors import Stopped
-from milescli.core.events import EventBus, OfAdapter
+from milescli.core.events import AdapterEvent, EventBus
 from milescli.core.types import ROLLOUT, EngineAddress, WeightVersion
 from milescli.runtime.devices import Devices
 from milescli.runtime.recording.listeners import attach_run_files
@@ -32,7 +32,7 @@ def adapter_trainings(attempt: Attempt) -> list[Training]:
         bus = EventBus()
         attach_run_files(bus, spec.run)
         bus.listeners.append(
-            lambda event, name=name: attempt.bus.emit(OfAdapter(adapter=name, event=event))
+            lambda event, name=name: attempt.bus.emit(AdapterEvent(adapter=name, event=event))
         )
         trainings.append(Training(attempt, spec, bus=bus, adapter=name))
     return trainings

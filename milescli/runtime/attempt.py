@@ -17,7 +17,7 @@ from milescli.agents.mcp_tools import close_servers
 from milescli.backends.ray.nodes import living_nodes
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.checkpoint.run_dir import resume_command
-from milescli.cluster.node_loss import for_nodes
+from milescli.cluster.node_loss import with_num_nodes
 from milescli.cluster.nodes import RunNodes, choose_nodes
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, NodesJoined, Stopped
@@ -256,8 +256,8 @@ class Attempt:
         ).probe
 
     async def _check_ray(self) -> None:
-        for news in self.session.ray.news(self.step):
-            self.bus.emit(news)
+        for warning in self.session.ray.warnings(self.step):
+            self.bus.emit(warning)
         await self.session.ray.check()
 
     async def _check_watchdog(self) -> None:
@@ -456,7 +456,7 @@ class JoiningNodes:
         """Return that many nodes. Raises MilesError if a run could not start on them."""
         full = self._spec.full_recipe
         assert full is not None, "a run that has all its nodes looks for none"
-        loaded = for_nodes(min(num_nodes, full.recipe.machine.nodes), full)
+        loaded = with_num_nodes(min(num_nodes, full.recipe.machine.nodes), full)
         nodes = choose_nodes(loaded.recipe.machine)
         machine = nodes.machine.when_idle()  # the run itself is what holds its memory
         plan_without_plugins(loaded, machine, facts=self._spec.inputs.facts)

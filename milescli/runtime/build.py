@@ -29,7 +29,7 @@ from milescli.plan.collectors import collector_nodes
 from milescli.plan.memory import trained_shape
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.schema import Recipe
 from milescli.recipe.store_url import variables_of
 from milescli.runtime.collecting.process import JournalPart

@@ -175,7 +175,7 @@ class Devices:
             with contextlib.suppress(WorkerDied):  # meanwhile: who watches it starts another
                 await self.engines.admit(self._joining.pop(), version)
         if self.engines_asleep:
-            await self.trainer.shed()
+            await self.trainer.offload_optimizer_state()
             await self.engines.wake_weights()
             self._weights_awake = True
         await self._send(version, verify=verify, fleet=self.fleet)

@@ -10,7 +10,7 @@ from milescli.core.errors import CheckpointError
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
-from milescli.recipe.several import each_of
+from milescli.recipe.several import adapter_recipes
 from milescli.runtime.inputs.checks import Outcome
 from milescli.runtime.inputs.input_check_process import InputCheckProcess
 from milescli.runtime.inputs.model_facts import planned_facts
@@ -22,7 +22,7 @@ def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) ->
     """Return the plan of a run here, or on `machine`. Raises what a launch here would. For another
     machine, which may have other files and packages, that is a warning; so is a family that was
     not proven."""
-    each = each_of(loaded)
+    each = adapter_recipes(loaded)
     facts = planned_facts(loaded.recipe)
     first = list(run_quick_checks(loaded, each, facts=facts))
     _report(first, machine, output=output)

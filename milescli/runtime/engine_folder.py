@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from milescli.checkpoint.store import write_atomically
-from milescli.checkpoint.weight_files import mark_of
+from milescli.checkpoint.weight_files import digest_of
 from milescli.core.files import read_json
 from milescli.models import load_facts
 from milescli.models import table as table_of
@@ -38,7 +38,7 @@ def write_engine_folder(spec: RunSpec) -> None:
         return
     base, mark = spec.inputs.model_dir, folder / MARK
     made_of = {
-        "model": mark_of(base),
+        "model": digest_of(base),
         "format": spec.plan.engine_format,
         "trainer": [spec.plan.trainer.tp, spec.plan.trainer.etp],
         "engines": [spec.plan.engines.tp, spec.plan.engines.ep],

@@ -18,7 +18,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.episode.session import RecordingSession
 from milescli.runtime.devices import Devices
-from milescli.train.agreement import LEAST, Agreement, Judgement, judge
+from milescli.train.agreement import MIN_BOUND, Agreement, Judgement, judge
 from milescli.train.base import TrainBatch
 from milescli.train.objectives import load_objective
 from milescli.train.packing import images_of, pack
@@ -63,7 +63,7 @@ class EngineTrainerCheck:
             num_tokens=found.gap.num_tokens,
             diff_mean=found.gap.mean,
             diff_max=found.gap.max,
-            bound_max=found.most_times * max(found.floor.max, LEAST),
+            bound_max=found.most_times * max(found.floor.max, MIN_BOUND),
             floor_mean=found.floor.mean,
             floor_max=found.floor.max,
             kl=found.gap.kl,
@@ -78,7 +78,7 @@ class EngineTrainerCheck:
         batch = self._batch_of(trajectories)
         async with self.devices.scoring():
             trainer = await self.devices.trainer.score(batch)
-            rounded = await self.devices.trainer.score(batch, rounded_otherwise=True)
+            rounded = await self.devices.trainer.score(batch, with_other_rounding=True)
         engine = [np.frombuffer(each.logprobs, np.float32) for each in trajectories]
         masks = [np.frombuffer(each.loss_mask, np.bool_) for each in trajectories]
         of_tokens = (
@@ -169,7 +169,7 @@ class EngineTrainerCheck:
     async def _with_layers(self, prompts: Sequence[Prompt], count: int) -> Judgement:
         """Evaluate the model that is left when all layers but the first `count` are silent."""
         async with self.devices.training():
-            await self.devices.trainer.silence_layers(count)
+            await self.devices.trainer.bypass_layers(count)
         await self.devices.publish(self.devices.version)
         return await self._compare(prompts)
 
@@ -203,7 +203,7 @@ def _inexact_error(what: str, *, why: str, run: str) -> MismatchError:
 def _mismatch_error(found: Judgement, where: str, *, run: str) -> MismatchError:
     if found.most_times == 0.0:
         return _inexact_error(
-            f"engine and trainer are not equal: the log-probs of {found.gap.num_apart} of "
+            f"engine and trainer are not equal: the log-probs of {found.gap.num_different} of "
             f"{found.gap.num_tokens} tokens differ, by at most {found.gap.max:.2e}",
             why=f"`train.on_policy=exact` requires a difference of 0.0; {where}",
             run=run,

@@ -26,9 +26,9 @@ from milescli.core.files import read_json
 from milescli.data.chat_masks import turn_end_ids
 from milescli.data.tokenizer import (
     GENERATION_CONFIG,
+    configured_template,
     engine_stop_ids,
     load_tokenizer,
-    own_template,
 )
 from milescli.export.adapter import (
     PLAIN_OF,
@@ -37,21 +37,21 @@ from milescli.export.adapter import (
     read_adapter,
     read_merged,
     read_trained_adapter,
-    unties,
+    unties_embeddings,
 )
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
 from milescli.export.folder import (
     Choose,
     Deliver,
-    Folder,
     ReadTensors,
-    refuse_used,
+    WrittenFolder,
+    refuse_existing,
     write_folder,
 )
 from milescli.export.peft import is_adapter
+from milescli.export.provenance import Provenance, hub_name, read_provenance
 from milescli.export.stored import read_folder
-from milescli.export.story import Story, hub_name, read_story
 from milescli.models import load_facts
 from milescli.models import table as table_of
 from milescli.models.base import CONFIG_NAME, WeightTable
@@ -99,9 +99,9 @@ class _Weights:
     """Name for people."""
     checkpoint: Path | None = None
     """Folder of its tensors, if it is a checkpoint."""
-    story: Story | None = None
+    provenance: Provenance | None = None
     base_model: str | None = None
-    """Name on the hub of the original model, if there is no story."""
+    """Name on the hub of the original model, if `provenance` is None."""
     adapter: Adapter | None = None
     """Adapter that a run trained over `base`; `open` returns both merged."""
     is_untied: bool = False
@@ -127,7 +127,7 @@ def export_weights(
     adapter, or of a checkpoint that has no config. `push`: ORG/NAME on the hub. `deliver` receives
     the files of weights one by one (`write_folder`); with `push`, all are written first."""
     began = time.monotonic()
-    refuse_used(to)
+    refuse_existing(to)
     hub = Hub(push) if push else None
     if is_adapter(subject) and not merge:
         summary = _export_adapter(read_adapter(subject), to=to, base=base, format=format)
@@ -144,7 +144,7 @@ def export_weights(
         if weights.adapter is not None and not merge:
             output.note(f"reading {weights.what}")
             summary = _export_adapter(weights.adapter, to=to, base=base, format=format)
-            summary = replace(summary, step=weights.story.step if weights.story else None)
+            summary = replace(summary, step=weights.provenance.step if weights.provenance else None)
         else:
             own = deliver if hub is None else None
             summary = _export_model(weights, to=to, format=format, output=output, deliver=own)
@@ -172,18 +172,18 @@ def _export_model(
     table = table_of(facts)
     output.note(f"reading {weights.what}")
 
-    def card(folder: Folder) -> dict[str, str]:
+    def card(folder: WrittenFolder) -> dict[str, str]:
         name = to.resolve().name
         made = model_card(
             folder,
             table=table,
             base=weights.base,
             name=name,
-            story=weights.story,
+            provenance=weights.provenance,
             base_model=weights.base_model,
         )
-        ends = _own_generation_config(weights.base, weights.story)
-        return {**made, **_own_template(weights.story, output), **ends}
+        ends = _own_generation_config(weights.base, weights.provenance)
+        return {**made, **_own_template(weights.provenance, output), **ends}
 
     def watch(total_bytes: int) -> Transfer:
         doing = f"writing {to.name} and reading it back"
@@ -219,7 +219,7 @@ def _export_model(
     return ExportSummary(
         path=str(to),
         format=done.format,
-        step=weights.story.step if weights.story else None,
+        step=weights.provenance.step if weights.provenance else None,
         num_parameters=table.num_parameters,
         size_bytes=sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
         + (done.size_bytes if deliver is not None else 0),
@@ -240,8 +240,8 @@ _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 def _choices_of(weights: _Weights) -> Choose:
     """Return the function that chooses which tensors are quantised: for the format of a run, the
     choices of its trainer and engines."""
-    story = weights.story
-    if story is None or weights.checkpoint is None:
+    provenance = weights.provenance
+    if provenance is None or weights.checkpoint is None:
         return choose
     run = RunDir(weights.checkpoint.absolute().parents[1])
     if not run.plan_file.is_file():
@@ -251,19 +251,19 @@ def _choices_of(weights: _Weights) -> Choose:
     def choose_as_trained(table: WeightTable, form: Quantised) -> Mapping[str, Choice]:
         if form not in (plan.trainer_format, plan.engine_format):
             return choose(table, form)
-        exempt = story.recipe.train.exempt
+        exempt = provenance.recipe.train.exempt
         return quantised(table, form, (plan.trainer, plan.engines), exempt)
 
     return choose_as_trained
 
 
-def _own_template(story: Story | None, output: Output) -> dict[str, str]:
+def _own_template(provenance: Provenance | None, output: Output) -> dict[str, str]:
     """Return file name -> text of the chat template that a run used instead of its model's: users
     of the export must prompt as the run did. Empty if there is none."""
-    if story is None:
+    if provenance is None:
         return {}
     try:
-        template = own_template(story.recipe.data.chat_template)
+        template = configured_template(provenance.recipe.data.chat_template)
     except DataError as error:
         output.warn(
             f"the export does not contain the run's chat template: {error.what}: {error.why}"
@@ -272,13 +272,13 @@ def _own_template(story: Story | None, output: Output) -> dict[str, str]:
     return {} if template is None else {"chat_template.jinja": template}
 
 
-def _own_generation_config(base: Path, story: Story | None) -> dict[str, str]:
+def _own_generation_config(base: Path, provenance: Provenance | None) -> dict[str, str]:
     """Return generation_config.json with the tokens that a run taught to end a turn, if the base
     model's does not name them: servers of the export must stop there, as the run did."""
-    if story is None:
+    if provenance is None:
         return {}
     try:
-        tokenizer = load_tokenizer(base, chat_template=story.recipe.data.chat_template)
+        tokenizer = load_tokenizer(base, chat_template=provenance.recipe.data.chat_template)
     except DataError:
         return {}
     stops = engine_stop_ids(base)
@@ -344,7 +344,7 @@ def _checkpoint_weights(
         base=checkpoint.model_dir,
         open=lambda _: lambda table: read_hf_tensors(checkpoint.tensors, table),
         checkpoint=checkpoint.tensors,
-        story=_story(checkpoint.tensors),
+        provenance=_provenance(checkpoint.tensors),
         what=checkpoint.what,
     )
     adapter = read_trained_adapter(checkpoint.tensors, base=weights.base)
@@ -404,7 +404,7 @@ def _adapter_weights(path: Path, *, base: Path | None, output: Output) -> _Weigh
     facts = load_facts(below.base)
     embedding = table_of(facts).by_megatron[EMBEDDING.megatron].hf[0]
     tied_to = embedding if facts.tied_embeddings else None
-    is_untied = tied_to is not None and unties(adapter, tied_to)
+    is_untied = tied_to is not None and unties_embeddings(adapter, tied_to)
 
     def opened(open_files: ExitStack) -> ReadTensors:
         read = below.open(open_files)
@@ -421,11 +421,13 @@ def _adapter_weights(path: Path, *, base: Path | None, output: Output) -> _Weigh
     )
 
 
-def _story(tensors: Path) -> Story | None:
-    """Return the story of a checkpoint that lies in a run, for its model card."""
+def _provenance(tensors: Path) -> Provenance | None:
+    """Return the provenance of a checkpoint that lies in a run, for its model card."""
     run = RunDir(tensors.absolute().parents[1])
     if not run.recipe_file.is_file() or not tensors.name.startswith(PREFIX):
         return None
     recipe = load_resolved(run.recipe_file).recipe
     step = int(tensors.name.removeprefix(PREFIX))
-    return read_story(recipe=recipe, step=step, manifest=run.manifest_file, events=run.events_file)
+    return read_provenance(
+        recipe=recipe, step=step, manifest=run.manifest_file, events=run.events_file
+    )

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, cast
 
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, StepDone, WorkerMemory
-from milescli.core.imports import search_garbage_rarely
+from milescli.core.imports import run_gc_rarely
 from milescli.core.types import EVALUATION, ROLLOUT, Group, StepReport
 from milescli.plan.collectors import why_in_driver
-from milescli.platform.memory_record import last_look
+from milescli.platform.memory_record import last_sample
 from milescli.rollout.collect.prefetching import open_collector
 from milescli.rollout.collect.selectors import history_from_state
 from milescli.rollout.episode.episode import training_episodes
@@ -30,7 +30,7 @@ from milescli.runtime.recovery.engine_keepers import keep_frozen
 from milescli.runtime.saving import version_of
 from milescli.runtime.sources import AnyCollector, Groups
 from milescli.train.agreement import CORRECTED_KL, LARGE_KL, LARGE_SHARE, Agreement
-from milescli.train.base import Stepped, TrainBatch, Trainer
+from milescli.train.base import StepResult, TrainBatch, Trainer
 from milescli.train.objectives.policy import Policy
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class GroupWork:
         await self._join(run, devices)
         if self.collectors is not None:
             await self.collectors.open()
-        search_garbage_rarely()
+        run_gc_rarely()
         await learn(run)
         if self.beside is not None:
             await self.beside.finish()
@@ -147,7 +147,7 @@ class GroupWork:
             for sequence in objective.of_group(group, [0.0] * len(group.samples), number=index)
         ]
         shown = run.source.shown(whole, sequences)
-        settings = packing_of(run, asked=set(shown.values()))
+        settings = packing_of(run, logprob_ids=set(shown.values()))
         batch = await collectors.batch(items, objective, **settings)
         collectors.release(items, before=self.collector.position)
         return batch, shown
@@ -277,12 +277,12 @@ class GroupWork:
         )
         return replace(checked, correction=correction)
 
-    def _memory(self, stepped: Stepped) -> tuple[WorkerMemory, ...]:
+    def _memory(self, stepped: StepResult) -> tuple[WorkerMemory, ...]:
         """Return the memory of the ranks; on a CPU also that of engines, as the watchdog last
         measured it."""
         if self.spec.plan.device_kind != "cpu":
             return stepped.memory
-        sizes = last_look(self.attempt.session.log_dir)
+        sizes = last_sample(self.attempt.session.log_dir)
         return stepped.memory + tuple(
             WorkerMemory(worker=name.replace("-", " "), device="cpu", peak_bytes=size)
             for name, size in sizes.items()

@@ -15,11 +15,11 @@ from milescli.checkpoint.run_lock import lock
 from milescli.checkpoint.store import write_atomically
 from milescli.cluster.nodes import find_nodes
 from milescli.console.output import Output
-from milescli.core.driver_pipe import say
+from milescli.core.driver_pipe import report_to_parent
 from milescli.core.errors import MilesError
-from milescli.data.prompt_source import file_named
+from milescli.data.prompt_source import parse_file_name
 from milescli.platform.torch_wheel import require_wheel
-from milescli.recipe.alerts import anchored as anchored_alerts
+from milescli.recipe.alerts import with_absolute_commands as anchored_alerts
 from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
 from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.section import Section
@@ -98,7 +98,7 @@ def _new_run(recipes: Recipes) -> Iterator[RunDir]:
     )
     with lock(run), recording_stop(run, num_steps=recipe.train.steps):
         write_atomically(run.recipe_file, resolved)
-        say(run=run.path)
+        report_to_parent(run=run.path)
         yield run
 
 
@@ -145,7 +145,7 @@ def _anchored(value, *, key: str):
 
 def _absolute(text: str, *, key: str) -> str:
     try:
-        file = file_named(text, key=key)
+        file = parse_file_name(text, key=key)
     except MilesError:
         return text  # refused with its key where it is read
     path = Path(file.name).expanduser()

@@ -18,7 +18,7 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.recording.sample_files import Place, TrainerLogprobs, trainer_logprobs
 from milescli.runtime.recovery.supervise import StopFlag
 from milescli.runtime.sources import Source
-from milescli.train.base import Objective, Stepped, TrainBatch, Trainer, adapts
+from milescli.train.base import Objective, StepResult, TrainBatch, Trainer, is_adaptive
 from milescli.train.objectives import sequences_from
 from milescli.train.packing import images_of, pack
 
@@ -81,7 +81,7 @@ class Hooks:
     continue in the background."""
     keep: Callable[[int, list[Any], TrainerLogprobs], Awaitable[None]] = _nothing
     """Writes a few samples to disk, for people to read; may continue in the background."""
-    memory: Callable[[Stepped], tuple[WorkerMemory, ...]] = lambda _: ()
+    memory: Callable[[StepResult], tuple[WorkerMemory, ...]] = lambda _: ()
     """Returns the memory of the run's processes, as far as it is known."""
     done: Callable[[Any, list[Any]], Awaitable[None]] = _nothing
     """Called with the event of a step and its items, when the engines have its weights."""
@@ -159,13 +159,13 @@ def packed(run: Run, items: list[Any]) -> tuple[TrainBatch, dict[Place, int]]:
     and which sequences belong to the samples that are kept."""
     sequences = sequences_from(run.objective, items, name=run.source.objective)
     shown = run.source.shown(items, sequences)
-    settings = packing_of(run, asked=set(shown.values()))
+    settings = packing_of(run, logprob_ids=set(shown.values()))
     return pack(sequences, images=images_of(items), **settings), shown
 
 
-def packing_of(run: Run, *, asked: set[int]) -> dict[str, Any]:
-    """Return the arguments of `packing.lay_out` except the sequences. `asked`: sequences whose
-    log-probs the step returns."""
+def packing_of(run: Run, *, logprob_ids: set[int]) -> dict[str, Any]:
+    """Return the arguments of `packing.plan_shards` except the sequences. `logprob_ids`: sequences
+    whose log-probs the step returns."""
     plan, source = run.plan, run.source
     return {
         "objective": source.objective,
@@ -173,14 +173,14 @@ def packing_of(run: Run, *, asked: set[int]) -> dict[str, Any]:
         "max_tokens_per_microbatch": plan.batch.max_row_tokens(plan.trainer.cp),
         "updates": source.updates,
         "temperature": source.temperature,
-        "asked": asked,
+        "asked": logprob_ids,
         "shares_prompts": plan.batch.shares_prompts,
     }
 
 
 def _observe(run: Run, report: StepReport) -> None:
     """Report the step to an objective that changes from step to step."""
-    if adapts(run.objective):
+    if is_adaptive(run.objective):
         run.objective.observe(report)
 
 

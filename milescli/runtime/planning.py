@@ -23,7 +23,7 @@ from milescli.models import ModelFacts
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.base import quantization_config
 from milescli.models.catalogue import UNPROVEN
-from milescli.plan.choices import guesses
+from milescli.plan.choices import num_speculated_tokens
 from milescli.plan.make import make_plan
 from milescli.plan.roles import QueriedModels
 from milescli.plan.types import Plan
@@ -31,7 +31,7 @@ from milescli.platform.machine import Machine
 from milescli.platform.memory_holders import name_holders
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
-from milescli.recipe.several import each_of, planned
+from milescli.recipe.several import adapter_recipes, recipe_to_plan
 from milescli.runtime.inputs.auxiliary_models import (
     draft_path,
     require_channel,
@@ -55,12 +55,12 @@ def plan_only(
     """Return the plan, without starting or making anything. Raises if a plug-in or the model does
     not exist, or cannot be trained. `facts`: of the model, if they were read already, since that
     may need the hub."""
-    each = each_of(loaded)
+    each = adapter_recipes(loaded)
     for one in each.values() or [loaded]:
         load_plugins(one.recipe)
     facts = facts or planned_facts(loaded.recipe)
     machine = machine or planning_machine(loaded)
-    return plan_without_plugins(planned(loaded, each), machine, facts=facts)
+    return plan_without_plugins(recipe_to_plan(loaded, each), machine, facts=facts)
 
 
 def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts) -> Plan:
@@ -243,7 +243,7 @@ def speculation_of(recipe: Recipe, plan: Plan, draft_dir: Path | None = None) ->
         return None
     return Speculation(
         kind=settings.kind,
-        num_guesses=guesses(recipe, on_cpu=plan.device_kind == "cpu")[0],
+        num_guesses=num_speculated_tokens(recipe, on_cpu=plan.device_kind == "cpu")[0],
         draft_dir=draft_dir,
         ngram_breadth=settings.ngram_breadth,
         ngram_length=settings.ngram_length,

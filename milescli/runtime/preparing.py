@@ -17,7 +17,7 @@ from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
-from milescli.recipe.several import each_of, planned
+from milescli.recipe.several import adapter_recipes, recipe_to_plan
 from milescli.runtime.inputs.checks import REWARD
 from milescli.runtime.inputs.environment_nodes import require_environments
 from milescli.runtime.inputs.input_check_process import InputCheckProcess, check_inputs
@@ -46,7 +46,7 @@ class Recipes:
     def of(cls, loaded: LoadedRecipe, *, steps: int | None = None) -> Recipes:
         """Return the recipes of a run. `steps`: overrides the steps of all adapters. Raises
         RecipeError."""
-        return cls(loaded=loaded, each=each_of(loaded, steps=steps))
+        return cls(loaded=loaded, each=adapter_recipes(loaded, steps=steps))
 
     def without(self, names: Collection[str]) -> Recipes:
         """Return the recipes except those of these adapters."""
@@ -56,7 +56,7 @@ class Recipes:
     @property
     def planned(self) -> LoadedRecipe:
         """Return the recipe by which memory is planned."""
-        return planned(self.loaded, self.each)
+        return recipe_to_plan(self.loaded, self.each)
 
     @property
     def learned(self) -> list[LoadedRecipe]:

@@ -17,10 +17,10 @@ from milescli.backends.ray.session_processes import SessionProcesses, of_this_se
 from milescli.backends.sglang.launch.command import own_environment
 from milescli.backends.sglang.launch.key import KEY_VARIABLE
 from milescli.backends.sglang.launch.servable import cpu_family
-from milescli.backends.sglang.launch.warm import LentWarmProcess, WarmProcess, lent
+from milescli.backends.sglang.launch.warm import SharedWarmProcess, WarmProcess, shared_warm_process
 from milescli.cluster.nodes import RunNodes
 from milescli.cluster.watchdog import Watchdog, start_watchdog
-from milescli.core.driver_pipe import say
+from milescli.core.driver_pipe import report_to_parent
 from milescli.core.private import without_secrets
 from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.models import ModelFacts
@@ -40,7 +40,7 @@ class Prestarted:
     """Token by which watchdogs identify the processes of the run."""
     api_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     """Key that engines require, even on loopback: a computer may have other users."""
-    warm: WarmProcess | LentWarmProcess | None = None
+    warm: WarmProcess | SharedWarmProcess | None = None
     """None: on an accelerator, on several computers, or if it was not started."""
     ray: RaySession | None = None
     """None: the session starts its own."""
@@ -58,7 +58,7 @@ def prestart_engines(
     if own is None:
         yield prestarted
         return
-    if shared := lent(own):
+    if shared := shared_warm_process(own):
         yield replace(prestarted, warm=shared)
         return
     warm = WarmProcess()
@@ -151,9 +151,9 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str, timeout_s: float) -> It
     """Run Ray within the context. At the end every process of the run is ended, whatever happened,
     and its scratch files are removed. `token`: of the run, by which watchdogs identify its
     processes. `timeout_s`: time limit of the start of our own Ray."""
-    say(token=token)
+    report_to_parent(token=token)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
-    say(scratch_dir=temp_dir)
+    report_to_parent(scratch_dir=temp_dir)
     watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir])
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
     # Ray opens its own folder to everybody: it lies below one that is ours alone
@@ -196,7 +196,7 @@ def run_variables(token: str) -> dict[str, str]:
 def _for_other_computers(nodes: RunNodes, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the user's own settings of collectives, which processes on other nodes do not
     inherit."""
-    if not nodes.beyond_this_computer:
+    if not nodes.spans_computers:
         return {}
     return {
         name: value

@@ -13,10 +13,10 @@ from milescli.checkpoint.base import CheckpointManifest
 from milescli.checkpoint.run_dir import RunDir, open_run
 from milescli.checkpoint.store import StoredCheckpoint
 from milescli.checkpoint.weight_files import require_base
-from milescli.cluster.node_loss import nodes_that_are_left
+from milescli.cluster.node_loss import remaining_nodes
 from milescli.console.output import Output
 from milescli.conversion.base import store_of
-from milescli.core.driver_pipe import say
+from milescli.core.driver_pipe import report_to_parent
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models.adapter import read_shape
 from milescli.platform.torch_wheel import require_wheel
@@ -67,7 +67,7 @@ def resume(
         locked_without_orphans(run, output=output),
         recording_stop(run, num_steps=loaded.recipe.train.steps),
     ):
-        say(run=run.path)
+        report_to_parent(run=run.path)
         for line in run_records.edited_keys(run, recorded, may_change=run_records.MAY_CHANGE):
             output.warn(f"recipe.yaml was edited: {line}")
         full, recipes = loaded, Recipes.of(loaded, steps=steps)
@@ -78,7 +78,7 @@ def resume(
             require_weight_store(loaded.recipe, run)
             for doubt in require_alerts(loaded.recipe.run):
                 output.warn(doubt)
-            loaded, nodes = nodes_that_are_left(loaded, output=output)
+            loaded, nodes = remaining_nodes(loaded, output=output)
             recipes = Recipes.of(loaded, steps=steps).without(are_done)
             facts = planned_facts(loaded.recipe)
             for one in recipes.learned:
@@ -166,7 +166,7 @@ def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredChec
     """Return the newest intact checkpoint; None if none was ever complete. Raises CheckpointError
     if none is intact any more."""
     store = store_of(run.checkpoints, output=output)
-    checkpoint, damages = store.newest_whole()
+    checkpoint, damages = store.newest_intact()
     if checkpoint is None:
         output.warn(f"run {run.name} has no complete checkpoint, so it starts from the beginning")
         return None

@@ -56,7 +56,7 @@ class RowWork:
             self.spec.run.path / "teacher",
             marks=[*(fingerprint(folder, {}) for folder in inputs.teacher_dirs), *inputs.served],
             topk=recipe.train.distill.top_k,
-            served=served and served.teachers[0].say_all,
+            served=served and served.teachers[0].score_all,
         )
 
     async def prepare(self, trainer: Trainer) -> None:
@@ -67,7 +67,7 @@ class RowWork:
         if recipe.caches_teacher:
             detail = "the teacher scores the rows"
             await self._fill(self._teacher, trainer, phase="teacher", detail=detail)
-            await trainer.dismiss_teachers()
+            await trainer.free_teachers()
         if recipe.caches_reference:
             if self.spec.checkpoint is not None:
                 start = await in_thread(lambda: self.training.saver.store.find(0))

@@ -18,7 +18,7 @@ from milescli.checkpoint.run_dir import utc_now
 from milescli.checkpoint.store import (
     CheckpointStore,
     StoredCheckpoint,
-    not_written,
+    save_failed,
     write_atomically,
 )
 from milescli.core.concurrency import in_thread
@@ -213,9 +213,9 @@ class Saver:
             raise error  # a wait that met its bound
         folder = self.store.path(pending.step)
         if not isinstance(error, CheckpointError):
-            error = not_written(folder, error)
+            error = save_failed(folder, error)
         self.failure, self._unfinished = error, None
-        pending.trainer.note_given_up()
+        pending.trainer.note_save_failed()
         with suppress(OSError):
             await in_thread(lambda: self.store.discard(pending.step))
         recipe = self.spec.recipe

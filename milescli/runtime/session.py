@@ -44,7 +44,7 @@ class RunSession:
     def cause_grace_s(self) -> float:
         """Return the seconds that a lost connection waits for its cause: Ray needs a while to
         notice that a node is gone."""
-        return DEATH_NOTICE_S if self.resources.nodes.beyond_this_computer else CAUSE_GRACE_S
+        return DEATH_NOTICE_S if self.resources.nodes.spans_computers else CAUSE_GRACE_S
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from milescli.checkpoint.integrity import free_bytes
 from milescli.checkpoint.run_dir import RunDir, resume_command, step_saved
 from milescli.console.live import LiveRun
 from milescli.console.output import Output
-from milescli.core.driver_pipe import say
+from milescli.core.driver_pipe import report_to_parent
 from milescli.core.errors import (
     DISK_FULL,
     MachineError,
@@ -85,7 +85,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     check_stopped()
     run, recipe, bus = spec.run, spec.recipe, EventBus()
     log_dir = run.new_attempt()
-    say(
+    report_to_parent(
         run=run.path,
         log_dir=log_dir,
         max_restarts=recipe.fault.max_restarts,

@@ -27,7 +27,7 @@ from milescli.runtime.row_work import RowWork
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.sources import Demonstrations, Source
 from milescli.runtime.spec import RunSpec
-from milescli.train.base import Objective, Trainer, adapts
+from milescli.train.base import Objective, Trainer, is_adaptive
 from milescli.train.objectives import load_in_driver, load_objective
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Training:
     def objective(self) -> Objective[Any]:
         """Return the run's objective, in the state of the checkpoint."""
         objective = load_in_driver(self.spec.recipe.train.objective, self.spec.recipe)
-        if self.spec.checkpoint is not None and adapts(objective):
+        if self.spec.checkpoint is not None and is_adaptive(objective):
             objective.restore(self.spec.checkpoint.manifest.objective)
         return objective
 
@@ -211,7 +211,7 @@ class Training:
         run = self.run
         assert run is not None, "nothing runs yet"
         progress = await in_thread(run.source.progress)
-        if adapts(run.objective):
+        if is_adaptive(run.objective):
             progress = replace(progress, objective=dict(run.objective.state))
         await self.saver.save(run.trainer, step=step, progress=progress)
         if self.spec.recipe.keeps_reference:

@@ -1,5 +1,5 @@
-"""The assumptions of a simulation: numbers with their sources, which `--assume KEY=VALUE` sets.
-Pure."""
+"""Defines the assumptions of a simulation: numbers with their sources, which `--assume KEY=VALUE`
+sets. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from milescli.recipe.schema import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """Numbers that neither recipe nor machine determine. The metadata of a field: source of its
-    default, its lowest and its highest value."""
+    """Holds numbers that neither recipe nor machine determine. The metadata of a field holds the
+    source of its default, and its lowest and highest value."""
 
     response_tokens: float = field(
         default=0.0, metadata={"from": f"{MEAN_SHARE:.0%} of the longest response", "least": 1}
@@ -65,7 +65,7 @@ class Assumptions:
             for name, one in KEYS.items()
         ]
 
-    def given(self, origin: str, **values: float) -> Assumptions:
+    def with_values(self, origin: str, **values: float) -> Assumptions:
         """Return a copy with other values, whose source is `origin`; values that were set before
         stay."""
         fresh = {name: value for name, value in values.items() if name not in self.origins}
@@ -78,7 +78,7 @@ KEYS = {one.name: one for one in fields(Assumptions) if one.name != "origins"}
 
 def assumptions(recipe: Recipe, texts: Iterable[str]) -> Assumptions:
     """Return the assumptions for a recipe, with those of `--assume`. Raises RecipeError."""
-    given = dict(_parsed(text) for text in texts)
+    given = dict(_parse_assumption(text) for text in texts)
     longest = recipe.rollout.max_response_tokens
     if given.get("response_tokens", 0) > longest:
         raise RecipeError(
@@ -90,10 +90,10 @@ def assumptions(recipe: Recipe, texts: Iterable[str]) -> Assumptions:
         response_tokens=max(1.0, longest * MEAN_SHARE),
         prompt_tokens=max(1.0, (recipe.longest_sequence - longest) * MEAN_SHARE),
     )
-    return defaults.given("--assume", **given)
+    return defaults.with_values("--assume", **given)
 
 
-def doubts(recipe: Recipe, assume: Assumptions) -> list[str]:
+def find_warnings(recipe: Recipe, assume: Assumptions) -> list[str]:
     """Return warnings about defaults that probably do not fit the recipe."""
     rollout, said = recipe.rollout, []
     if rollout.agent != "single_turn" and "turns" not in assume.origins:
@@ -114,7 +114,7 @@ def doubts(recipe: Recipe, assume: Assumptions) -> list[str]:
 _ENDS = {"least": 0.0, "most": 1e9}
 
 
-def _parsed(text: str) -> tuple[str, float]:
+def _parse_assumption(text: str) -> tuple[str, float]:
     name, equals, number = text.partition("=")
     if name not in KEYS or not equals:
         guess = nearest(name, KEYS) or "response_tokens"

@@ -10,9 +10,9 @@ from typing import Literal
 from milescli import models
 from milescli.core.errors import FitError, MachineError, MilesError, RecipeError
 from milescli.models.facts import ModelFacts
-from milescli.plan.choices import SIZES, choose_precision
+from milescli.plan.choices import WEIGHT_BYTES, choose_precision
 from milescli.plan.devices import spec_of
-from milescli.plan.on_devices import Pair, pairs_by_share
+from milescli.plan.on_devices import TrainerEnginePair, pairs_by_share
 from milescli.plan.placement import devices_per_node
 from milescli.plan.types import Log
 from milescli.platform.machine import Machine
@@ -32,14 +32,14 @@ ASYNC: tuple[tuple[int, Literal["prompts", "done"]], ...] = (
     (4, "done"),
 )
 """(max_staleness, order) that are simulated on the best split."""
-ALIKE = 1.05
+SIMILAR_FACTOR = 1.05
 """Settings whose throughput is within this factor of the best count as equally fast: the least
 stale of them is recommended."""
-LEAST_GAIN = 0.001
+MIN_GAIN = 0.001
 """Smallest gain for which a faster candidate is mentioned."""
 
-RESPONSES, LEAST_STEPS, MOST_STEPS = 50_000, 7, 40
-"""Responses that are simulated of a candidate, in at least and at most so many steps."""
+RESPONSES, MIN_STEPS, MAX_STEPS = 50_000, 7, 40
+"""Number of responses to simulate of each candidate, and the least and the most steps for them."""
 
 Vary = Callable[[Sequence[str]], Recipe]
 """Returns the user's recipe with further `--set`s; raises RecipeError."""
@@ -47,7 +47,7 @@ Vary = Callable[[Sequence[str]], Recipe]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One way to divide the devices."""
+    """Describes one way to divide the devices."""
 
     name: str
     """colocated; 96 + 32 (devices of engines and of the trainer); as in RUN."""
@@ -64,7 +64,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A layout with asynchronous settings, and the result of its simulation."""
+    """Holds a layout with asynchronous settings, and the result of its simulation."""
 
     layout: Layout
     recipe: Recipe
@@ -83,7 +83,7 @@ class Candidate:
 
     @property
     def rollout(self) -> str:
-        """Return the asynchronous setting in words."""
+        """Describe the asynchronous setting in words."""
         order = self.recipe.rollout.order
         return "on-policy" if not self.staleness else f"staleness {self.staleness}, {order}"
 
@@ -122,14 +122,14 @@ class Comparison:
         for layout in layouts:
             self._try(layout, *((0, "prompts") if layout.colocated else own))
         if best := self._best_split():
-            for layout in self._beside(best, layouts):
+            for layout in self._neighbouring_split(best, layouts):
                 self._try(layout, *own)
             best = self._best_split() or best
             for setting in ASYNC:
                 if setting != own:
                     self._try(best.layout, *setting)
         if not self.candidates:
-            raise self._nothing(recipe)
+            raise self._no_candidate_error(recipe)
         return self.recommended
 
     # ------------------------------------------------------------------ layouts
@@ -166,7 +166,7 @@ class Comparison:
             self.facts,
             devices_per_node=per_node,
             colocated=colocated,
-            size=SIZES[choose_precision(recipe, self.machine, Log())],
+            size=WEIGHT_BYTES[choose_precision(recipe, self.machine, Log())],
             teachers=self.teachers,
         )
         return [self._of_pair(pair, per_node * recipe.machine.nodes) for pair in pairs.values()]
@@ -175,7 +175,7 @@ class Comparison:
         split = [one for one in self.candidates if not one.layout.colocated]
         return max(split, key=lambda one: one.outcome.samples_per_s, default=None)
 
-    def _beside(self, best: Candidate, layouts: Sequence[Layout]) -> list[Layout]:
+    def _neighbouring_split(self, best: Candidate, layouts: Sequence[Layout]) -> list[Layout]:
         """Return the split halfway from the best one to its neighbour, with more engines if the
         trainer waits longer than engines are idle."""
         own, outcome = best.layout, best.outcome
@@ -196,11 +196,11 @@ class Comparison:
         except (FitError, RecipeError):
             return []
 
-    def _of_pair(self, pair: Pair, num_devices: int) -> Layout:
+    def _of_pair(self, pair: TrainerEnginePair, num_devices: int) -> Layout:
         engines, colocated = pair.engines.layout, pair.space.colocated
-        if self.measured is not None and self._is_like(self.measured, pair):
+        if self.measured is not None and self._applies(self.measured, pair):
             run, ratios = self.measured.run, hardware.factors(self.measured, pair)
-            self.assume = self.assume.given(f"run {run}, over its prediction", **ratios)
+            self.assume = self.assume.with_values(f"run {run}, over its prediction", **ratios)
         own = pair.trainer.layout.world_size
         taken = engines.num * engines.tp
         sets = ("engines.placement=colocated",)
@@ -221,7 +221,7 @@ class Comparison:
             colocated=colocated,
         )
 
-    def _is_like(self, measured: Measured, pair: Pair) -> bool:
+    def _applies(self, measured: Measured, pair: TrainerEnginePair) -> bool:
         """Return True if the run's speeds apply to this model on this machine."""
         forecast = measured.plan.forecast
         device, _ = spec_of(self.machine)
@@ -268,10 +268,10 @@ class Comparison:
             self.skipped[f"{layout.name}, staleness {staleness}, {order}"] = error.what
             return
         steps = self.steps or round(
-            min(MOST_STEPS, max(LEAST_STEPS, RESPONSES / recipe.sequences_per_step))
+            min(MAX_STEPS, max(MIN_STEPS, RESPONSES / recipe.sequences_per_step))
         )
         simulation = Simulation(
-            self._settings(layout, recipe), self._drawn(recipe), steps, self.seed
+            self._settings(layout, recipe), self._lengths(recipe), steps, self.seed
         )
         outcome = simulation.run()
         hours = outcome.step_s * recipe.train.steps / 3600
@@ -287,7 +287,7 @@ class Comparison:
             )
         )
 
-    def _drawn(self, recipe: Recipe) -> Lengths:
+    def _lengths(self, recipe: Recipe) -> Lengths:
         own = self.measured
         if own is not None and self.assume.response_tokens == own.lengths.mean:
             return own.lengths
@@ -336,7 +336,7 @@ class Comparison:
         equally stale ones the colocated one, then the fastest."""
         most = max(one.outcome.samples_per_s for one in self.candidates)
         return min(
-            (one for one in self.candidates if one.outcome.samples_per_s * ALIKE >= most),
+            (one for one in self.candidates if one.outcome.samples_per_s * SIMILAR_FACTOR >= most),
             key=lambda one: (
                 one.staleness,
                 not one.layout.colocated,
@@ -344,7 +344,7 @@ class Comparison:
             ),
         )
 
-    def _nothing(self, recipe: Recipe) -> MilesError:
+    def _no_candidate_error(self, recipe: Recipe) -> MilesError:
         return RecipeError(
             f"no candidate of recipe `{recipe.name}` can be simulated",
             why="; ".join(f"{name}: {why}" for name, why in self.skipped.items()),
@@ -362,7 +362,7 @@ def reason(best: Candidate, others: Sequence[Candidate]) -> str:
         fastest = max(one.outcome.samples_per_s for one in strict)
         text += f"; {rate / fastest:.2f} times the fastest on-policy candidate"
     faster = max(others, key=lambda one: one.outcome.samples_per_s)
-    if (gain := faster.outcome.samples_per_s / rate - 1) >= LEAST_GAIN:
+    if (gain := faster.outcome.samples_per_s / rate - 1) >= MIN_GAIN:
         text += (
             f"; {faster.layout.name} with {faster.rollout} is only {gain:.1%} faster, and has "
             f"staleness {faster.outcome.staleness_mean:.1f} on average"
@@ -372,7 +372,7 @@ def reason(best: Candidate, others: Sequence[Candidate]) -> str:
 
 def with_measured(assume: Assumptions, measured: Measured) -> Assumptions:
     """Return the assumptions with the lengths of a run; values that the user set stay."""
-    return assume.given(
+    return assume.with_values(
         f"run {measured.run}",
         response_tokens=measured.lengths.mean,
         prompt_tokens=measured.prompt_tokens,

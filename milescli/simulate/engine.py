@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import simpy
 
-SAME = 1e-6
-"""Tokens within which two responses count as ending together."""
+END_TOLERANCE = 1e-6
+"""Tokens within which two responses count as ending at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class EngineSpeed:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The responses to one prompt."""
+    """Holds the responses to one prompt."""
 
     number: int
     """Counted from 0 in the order in which groups begin."""
@@ -71,7 +71,7 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One response, or one turn of an episode, in progress."""
+    """Describes one response, or one turn of an episode, in progress."""
 
     group: Group
     prompt: float
@@ -94,7 +94,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """One engine. `on_end(engine, request)` is called for each turn that ends."""
+    """Simulates one engine. Calls `on_end(engine, request)` for each turn that ends."""
 
     env: simpy.Environment
     speed: EngineSpeed
@@ -164,9 +164,9 @@ class Engine:
             wait = speed.seconds(tokens, batch=len(self.running), context=self.context)
             due = self.env.timeout(self.owed_s + wait * self.slowness, self._stamp)
             due.callbacks.append(self._ended)
-        self._say_busy()
+        self._note_busy()
 
-    def _say_busy(self) -> None:
+    def _note_busy(self) -> None:
         if self.is_busy != (is_busy := bool(self.running) and self.is_open):
             self.is_busy = is_busy
             self.fleet.changes.append((self.env.now, 1 if is_busy else -1))
@@ -177,31 +177,31 @@ class Engine:
         self.num_events += 1
         self.settle()
         self.count = max(self.count, self.running[0][0])
-        while self.running and self.running[0][0] <= self.count + SAME:
+        while self.running and self.running[0][0] <= self.count + END_TOLERANCE:
             _, _, request = heapq.heappop(self.running)
             request.made += request.left
             self.num_open -= 1
-            self._leave(request, request.made)
+            self._release(request, request.made)
             self.on_end(self, request)
-        self.fleet.given[self.place] = self
+        self.fleet.changed[self.place] = self
         self.fleet.flush()
 
-    def _leave(self, request: Request, made: float) -> None:
+    def _release(self, request: Request, made: float) -> None:
         self.taken -= request.room
         self.context -= request.prompt + made
         if not self.running:
             self.taken = self.context = self.owed_s = 0.0
 
     def pause(self) -> None:
-        """Stop decoding."""
+        """Stop decoding during a publication."""
         self.settle()
         self.is_open = False
         self._stamp += 1
-        self._say_busy()
+        self._note_busy()
 
     def resume(self, version: int, *, restarts: bool) -> None:
-        """Continue with new weights: the caches are empty, so that every running response is
-        prefilled again up to its last token, or restarts."""
+        """Continue with new weights: the caches are empty, so every running response is prefilled
+        again up to its last token, or restarts."""
         self.settle()
         self.version, self.is_open = version, self.is_up
         if restarts:
@@ -214,7 +214,7 @@ class Engine:
         self.proceed()
 
     def _put_back(self) -> None:
-        """Queue the running requests, with the tokens that are safe."""
+        """Queue the running requests with the tokens that they cannot lose."""
         for _, _, request in sorted(self.running, reverse=True):
             request.prefill = request.prompt + request.made
             self.queue.appendleft(request)
@@ -222,13 +222,13 @@ class Engine:
         self.taken = self.context = self.owed_s = 0.0
 
     def fail(self) -> list[Request]:
-        """Fail, and return the requests for other engines. Tokens generated since the last
-        publication are lost."""
+        """Fail, and return the requests, which go to other engines. Loses tokens generated since
+        the last publication."""
         self.settle()
         self._put_back()
         self.is_open = self.is_up = False
         self._stamp += 1
-        self._say_busy()
+        self._note_busy()
         lost = list(self.queue)
         self.queue.clear()
         self.num_open -= len(lost)
@@ -244,19 +244,19 @@ class Engine:
         self.running, self.queue = kept, deque(queued)
         heapq.heapify(self.running)
         for request in gone:
-            self._leave(request, request.made + self.count - request.start)
+            self._release(request, request.made + self.count - request.start)
         self.fleet.note(self)
         self.proceed()
 
 
 @dataclass(slots=True, eq=False)
 class Fleet:
-    """All engines. A request goes to the engine with the fewest requests."""
+    """Holds all engines. A request goes to the engine with the fewest requests."""
 
     engines: list[Engine] = field(default_factory=list)
     changes: list[tuple[float, int]] = field(default_factory=list)
     """(seconds, 1 or -1): an engine began to work, or stopped."""
-    given: dict[int, Engine] = field(default_factory=dict)
+    changed: dict[int, Engine] = field(default_factory=dict)
     """Index -> engine whose requests changed since the last `flush`."""
     _fewest: list[tuple[int, int]] = field(default_factory=list)
     """Heap of (open requests, place); outdated entries are dropped when met."""
@@ -267,19 +267,19 @@ class Fleet:
             heapq.heappush(self._fewest, (engine.num_open, engine.place))
 
     def submit(self, request: Request, engine: Engine | None = None) -> bool:
-        """Give a request to this engine, or to the one with the fewest; return False if none is up.
-        Takes effect at `flush`."""
+        """Give a request to this engine, or to the one with the fewest; return False if no engine
+        is up. Takes effect at `flush`."""
         if engine is None or not engine.is_up:
-            engine = self._idlest()
+            engine = self._least_loaded()
         if engine is None:
             return False
         engine.queue.append(request)
         engine.num_open += 1
         self.note(engine)
-        self.given[engine.place] = engine
+        self.changed[engine.place] = engine
         return True
 
-    def _idlest(self) -> Engine | None:
+    def _least_loaded(self) -> Engine | None:
         while self._fewest:
             num_open, place = heapq.heappop(self._fewest)
             engine = self.engines[place]
@@ -288,10 +288,10 @@ class Fleet:
         return None
 
     def flush(self) -> None:
-        """Let the changed engines proceed."""
-        while self.given:
-            given, self.given = self.given, {}
-            for engine in given.values():
+        """Let the engines with changed requests proceed."""
+        while self.changed:
+            changed, self.changed = self.changed, {}
+            for engine in changed.values():
                 engine.proceed()
 
     def up(self) -> list[Engine]:

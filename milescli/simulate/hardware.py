@@ -1,11 +1,11 @@
-"""Seconds of engines, trainer and publications: predicted by the planner's rooflines for a layout,
-or measured in a run. Pure."""
+"""Computes the seconds of engines, trainer and publications: predicted by the planner's rooflines
+for a layout, or measured in a run. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from milescli.plan.on_devices import Pair
+from milescli.plan.on_devices import TrainerEnginePair
 from milescli.plan.time import Work
 from milescli.plan.types import EngineLayout
 from milescli.simulate.assumptions import Assumptions
@@ -25,13 +25,13 @@ class Speeds:
     """Seconds of a publication, including the switches between colocated phases."""
 
 
-def predicted(pair: Pair, assume: Assumptions) -> Speeds:
+def predicted(pair: TrainerEnginePair, assume: Assumptions) -> Speeds:
     """Return the speeds of a pair that the planner chose, by its rooflines."""
     work, time = _work(pair, assume), pair.space.time
     layout = pair.engines.layout
     a, c, k = time.decode_line(layout, work, running=pair.engines.seconds.running)
     prefill = time.flops.forward_mean(max(1, int(work.prompt_tokens)))
-    rate = layout.tp * time.device.bf16_flops * time.reached.prefill_share
+    rate = layout.tp * time.device.bf16_flops * time.efficiency.prefill_share
     factor = assume.decode_factor
     return Speeds(
         num_engines=layout.num - work.engines_apart,
@@ -44,11 +44,11 @@ def predicted(pair: Pair, assume: Assumptions) -> Speeds:
             cache_tokens=pair.engines.cache_tokens,
         ),
         train_token_s=_train_token_s(pair, work) * assume.train_factor,
-        publish_s=(pair.sync_s + pair.turn_s) * assume.publish_factor,
+        publish_s=(pair.sync_s + pair.switch_s) * assume.publish_factor,
     )
 
 
-def _work(pair: Pair, assume: Assumptions) -> Work:
+def _work(pair: TrainerEnginePair, assume: Assumptions) -> Work:
     return replace(
         pair.space.work,
         prompt_tokens=assume.prompt_tokens,
@@ -56,12 +56,12 @@ def _work(pair: Pair, assume: Assumptions) -> Work:
     )
 
 
-def _train_token_s(pair: Pair, work: Work) -> float:
+def _train_token_s(pair: TrainerEnginePair, work: Work) -> float:
     trainer = pair.trainer
     return pair.space.time.train(trainer.layout, work, cap=trainer.cap).total / work.tokens
 
 
-def factors(measured: Measured, pair: Pair) -> dict[str, float]:
+def factors(measured: Measured, pair: TrainerEnginePair) -> dict[str, float]:
     """Return the ratios of a run's seconds to the predictions for the run's own layout, as names of
     assumptions. `pair` has the same model and device."""
     plan, time = measured.plan, pair.space.time

@@ -1,4 +1,4 @@
-"""Lengths of responses: log-normal with a given mean, or those of a finished run. Pure."""
+"""Draws lengths of responses: log-normal with a given mean, or those of a finished run. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 BLOCK = 1 << 12
-"""Groups that are drawn at once."""
+"""Number of groups that are drawn at once."""
 
 
 class Lengths(Protocol):

@@ -1,4 +1,4 @@
-"""Lengths and speeds of a finished run, for `miles simulate --from RUN`. Reads the run's files."""
+"""Reads lengths and speeds of a finished run from its files, for `miles simulate --from RUN`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from milescli.plan.types import Plan
 from milescli.simulate.lengths import Lengths, LogNormal, Recorded
 
 FIRST_STEPS = 2
-"""Steps that are left out: caches are filled and kernels compiled in them."""
-LEAST_STEPS = 4
-LEAST_GROUPS = 16
+"""Number of first steps that are left out: caches are filled and kernels compiled in them."""
+MIN_STEPS = 4
+MIN_GROUPS = 16
 """Kept groups from which lengths are drawn; with fewer, a log-normal has the run's mean and longest
 response."""
 TAIL = 3.0
-"""Standard deviations of the longest response of a step, approximately, among hundreds."""
+"""Approximate distance, in standard deviations of the logarithm, from the mean to the longest of
+the hundreds of responses of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Lengths and speeds of a run."""
+    """Holds the lengths and speeds of a run."""
 
     run: str
     lengths: Lengths
@@ -64,12 +65,12 @@ def read_measured(run: RunDir) -> Measured:
         return np.nan_to_num(values)
 
     plan = _plan(run)
-    if plan is None or places.sum() < LEAST_STEPS or not column("rollout/generated_tokens").any():
+    if plan is None or places.sum() < MIN_STEPS or not column("rollout/generated_tokens").any():
         raise DataError(
             f"run `{run.name}` does not tell how fast its engines were",
             why="its plan.json is missing, or of another version of miles"
             if plan is None
-            else f"{FIRST_STEPS + LEAST_STEPS} steps that sample are needed, and it has "
+            else f"{FIRST_STEPS + MIN_STEPS} steps that sample are needed, and it has "
             f"{len(history.columns)} steps",
             fix="miles runs   # lists others",
         )
@@ -129,7 +130,7 @@ def _lengths(run: RunDir, history: History, *, longest: int) -> Lengths:
         ids: Sequence[int] = one.record.get("response_ids") or ()
         if ids:
             groups.setdefault((one.step, one.prompt_index), []).append(len(ids))
-    if len(groups) >= LEAST_GROUPS:
+    if len(groups) >= MIN_GROUPS:
         return Recorded(groups=list(groups.values()))
     columns = history.columns
     means = np.asarray(columns.get("rollout/response_tokens_mean"))[FIRST_STEPS:]

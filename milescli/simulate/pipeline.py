@@ -1,4 +1,4 @@
-"""One simulated run: groups begin within the bound on staleness, engines generate them, the trainer
+"""Simulates one run: groups begin within the bound on staleness, engines generate them, the trainer
 takes whole groups and publishes. The rules are those of `rollout.collect` and of recovery. Called
 by `candidates`, and by bench/simulate.py for published results."""
 
@@ -78,7 +78,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What the trainer did from one time to another, in seconds since the beginning."""
+    """Describes what the trainer did from one time to another, in seconds since the beginning."""
 
     what: Literal["train", "wait", "publish", "replaced"]
     begin_s: float
@@ -87,7 +87,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Figures of a simulated run, without its first third."""
+    """Holds the figures of a simulated run, without its first third."""
 
     step_s: float
     """Mean seconds between publications."""
@@ -113,7 +113,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts so far; figures are differences of two."""
+    """Holds the counts so far; figures are differences of two."""
 
     at_s: float = 0.0
     busy_s: float = 0.0
@@ -127,7 +127,7 @@ class _Counts:
 
 @dataclass(slots=True)
 class Simulation:
-    """Simulates one run with `run`."""
+    """Simulates one run."""
 
     settings: Settings
     lengths: Lengths
@@ -153,9 +153,9 @@ class Simulation:
     """Number of groups that did not restart."""
     failures: int = 0
     _rng: np.random.Generator = field(init=False)
-    _luck: random.Random = field(init=False)
+    _failure_rng: random.Random = field(init=False)
     _drawn: Iterator[np.ndarray] = field(init=False)
-    _news: simpy.Event | None = None
+    _changed: simpy.Event | None = None
     _drains: bool = False
     _publishes: bool = False
     _num_open: int = 0
@@ -174,8 +174,8 @@ class Simulation:
     def run(self) -> Outcome:
         """Simulate all steps."""
         own = self.settings
-        self._rng, self._luck = np.random.default_rng(self.seed), random.Random(self.seed)
-        self._drawn = self._draws()
+        self._rng, self._failure_rng = np.random.default_rng(self.seed), random.Random(self.seed)
+        self._drawn = self._draw_lengths()
         slow = round(own.straggler_share * own.num_engines)
         for place in range(own.num_engines):
             factor = own.straggler_factor if place < slow else 1.0
@@ -184,31 +184,31 @@ class Simulation:
             self.fleet.note(engine)
         if own.failures is not None:
             self.env.process(self._engines_fail(own.failures))
-        self._fill()
+        self._begin_groups()
         self.env.run(until=self.env.process(self._trainer()))
         return self._outcome()
 
     # ------------------------------------------------------------------ rollout
 
     @property
-    def _ahead(self) -> float:
-        """Return how many groups may have begun."""
+    def _max_begun(self) -> float:
+        """Return the number of groups that may have begun."""
         own = self.settings
         steps = own.over_sampling if own.staleness == 0 else 1 + own.staleness
         return own.prompts_per_step * (self.version + steps)
 
-    def _draws(self) -> Iterator[np.ndarray]:
+    def _draw_lengths(self) -> Iterator[np.ndarray]:
         while True:
             yield from self.lengths.draw(
                 self._rng, groups=256, samples=self.settings.samples_per_prompt
             )
 
-    def _fill(self) -> None:
+    def _begin_groups(self) -> None:
         """Begin as many groups as the bound allows."""
         most = math.inf if self.settings.max_open is None else self.settings.max_open
         while (
             not self._drains
-            and self.num_begun + 1 <= self._ahead + 1e-9
+            and self.num_begun + 1 <= self._max_begun + 1e-9
             and self._num_open + self.settings.samples_per_prompt <= most
         ):
             number, lengths = self.num_begun + self.num_given_up, next(self._drawn).tolist()
@@ -229,13 +229,13 @@ class Simulation:
                 group, own.prompt_tokens, length / turns, prefill, turns - 1, length / turns
             )
             self._submit(request)
-        self._opened(len(lengths))
+        self._count_open(len(lengths))
 
     def _submit(self, request: Request, engine: Engine | None = None) -> None:
         if not self.fleet.submit(request, engine):
             self._stranded.append(request)
 
-    def _opened(self, more: int) -> None:
+    def _count_open(self, more: int) -> None:
         """Count the time without open responses, and their number over time."""
         span, self._opened_at = self.env.now - self._opened_at, self.env.now
         self._counts.open_s += span * self._num_open
@@ -254,23 +254,23 @@ class Simulation:
                 0.0,
             )
             _, mean, sigma = self.settings.turns
-            wait = max(0.0, self._luck.gauss(mean, sigma))
+            wait = max(0.0, self._failure_rng.gauss(mean, sigma))
             self.env.timeout(wait, (request, engine)).callbacks.append(self._answered)
             return
         group = request.group
-        self._opened(-1)
+        self._count_open(-1)
         group.unfinished -= 1
         if group.unfinished == 0:
             del self.open_groups[group.number]
             self._old[group.began] -= 1
-            if self._luck.random() >= self.settings.kept_share:
+            if self._failure_rng.random() >= self.settings.kept_share:
                 self._begin(Group(group.number, tuple(next(self._drawn).tolist())))
                 return
             self.ready.append(group)
             self._in_batch[group.number // self.settings.prompts_per_step] += 1
             self._wake()
         if self.settings.max_open is not None:
-            self._fill()
+            self._begin_groups()
 
     def _answered(self, event: simpy.Event) -> None:
         """Continue an episode after the answer of a tool."""
@@ -280,8 +280,8 @@ class Simulation:
             self.fleet.flush()
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.triggered:
-            self._news.succeed()
+        if self._changed is not None and not self._changed.triggered:
+            self._changed.succeed()
 
     # ------------------------------------------------------------------ trainer
 
@@ -297,10 +297,10 @@ class Simulation:
     def _wait_for_groups(self, want: int) -> Iterator[simpy.Event]:
         began = self.env.now
         while not self._is_enough(want):
-            self._news = self.env.event()
-            yield self._news
+            self._changed = self.env.event()
+            yield self._changed
         self._counts.wait_s += self.env.now - began
-        self._spent("wait", began)
+        self._record_span("wait", began)
 
     def _is_enough(self, want: int) -> bool:
         own = self.settings
@@ -336,27 +336,29 @@ class Simulation:
         return taken
 
     def _train(self, seconds: float) -> Iterator[simpy.Event]:
-        """Train; after a failure of ranks, train again what no checkpoint has."""
+        """Train; after a failure of ranks, repeat what no checkpoint has."""
         own = self.settings.failures
         while own is not None:
-            until = self._luck.expovariate(1 / own.trainer_mtbf_s)
+            until = self._failure_rng.expovariate(1 / own.trainer_mtbf_s)
             if until >= seconds:
                 break
             self.failures += 1
             began = self.env.now
             yield self.env.timeout(until)
-            self._spent("train", began)
+            self._record_span("train", began)
             began = self.env.now
             yield self.env.timeout(own.restart_s + sum(self._unsaved_s))
-            self._spent("replaced", began)
+            self._record_span("replaced", began)
         began = self.env.now
         yield self.env.timeout(seconds)
-        self._spent("train", began)
+        self._record_span("train", began)
         self._unsaved_s.append(seconds)
         if own is not None and len(self._unsaved_s) >= own.save_every * self.settings.parts:
             self._unsaved_s.clear()
 
-    def _spent(self, what: Literal["train", "wait", "publish", "replaced"], began: float) -> None:
+    def _record_span(
+        self, what: Literal["train", "wait", "publish", "replaced"], began: float
+    ) -> None:
         if self.env.now > began:
             self.spans.append(Span(what=what, begin_s=began, end_s=self.env.now))
 
@@ -364,8 +366,8 @@ class Simulation:
         own, began = self.settings, self.env.now
         self._drains = own.on_update == "drain"
         while self._drains and self._num_open:
-            self._news = self.env.event()
-            yield self._news
+            self._changed = self.env.event()
+            yield self._changed
         self._publishes = True
         for engine in self.fleet.up():
             engine.pause()
@@ -375,11 +377,11 @@ class Simulation:
         self._give_up_old()
         for engine in self.fleet.up():
             engine.resume(self.version, restarts=own.on_update == "abort")
-        self._fill()
-        self._spent("publish", began)
+        self._begin_groups()
+        self._record_span("publish", began)
         self.published_s.append(self.env.now)
         if len(self.published_s) == max(1, int(self.steps * WARM_SHARE)):
-            self._first = self._seen()
+            self._first = self._current_counts()
 
     def _give_up_old(self) -> None:
         own = self.settings
@@ -391,13 +393,13 @@ class Simulation:
         self._give_up(old, retries=0 if own.stale_groups == "drop" else MAX_RETRIES)
 
     def _give_up(self, groups: list[Group], *, retries: int) -> None:
-        """Generate nothing more of these groups. Each restarts at most `retries` times."""
+        """Stop generating these groups. Each restarts at most `retries` times."""
         for group in groups:
             group.is_dead = True
             if group.number in self.open_groups:
                 del self.open_groups[group.number]
                 self._old[group.began] -= 1
-                self._opened(-group.unfinished)
+                self._count_open(-group.unfinished)
             else:
                 self._in_batch[group.number // self.settings.prompts_per_step] -= 1
         if not groups:
@@ -416,12 +418,12 @@ class Simulation:
     # ------------------------------------------------------------------ failures
 
     def _engines_fail(self, failures: Failures) -> Iterator[simpy.Event]:
-        """Let engines fail: their requests go to others, and an engine comes back with the weights
-        of the others."""
+        """Let engines fail: their requests go to other engines, and an engine returns with the
+        weights of the others."""
         while True:
             rate = len(self.fleet.engines) / failures.engine_mtbf_s
-            yield self.env.timeout(self._luck.expovariate(rate))
-            engine = self._luck.choice(self.fleet.engines)
+            yield self.env.timeout(self._failure_rng.expovariate(rate))
+            engine = self._failure_rng.choice(self.fleet.engines)
             if not engine.is_up:
                 continue
             self.failures += 1
@@ -443,8 +445,8 @@ class Simulation:
 
     # ------------------------------------------------------------------ figures
 
-    def _seen(self) -> _Counts:
-        self._opened(0)
+    def _current_counts(self) -> _Counts:
+        self._count_open(0)
         for engine in self.fleet.engines:
             engine.settle()
         counts = self._counts
@@ -453,7 +455,7 @@ class Simulation:
         return _Counts(**{name: getattr(counts, name) for name in _Counts.__slots__})
 
     def _outcome(self) -> Outcome:
-        first, last = self._first, self._seen()
+        first, last = self._first, self._current_counts()
         seconds = last.at_s - first.at_s
         ages = self.ages[first.groups :]
         return Outcome(

@@ -20,7 +20,7 @@ from milescli.checkpoint.run_dir import (
     create,
     read_jsonl,
     refuse_bad_name,
-    refuse_taken,
+    refuse_existing,
     write_json,
 )
 from milescli.checkpoint.run_lock import state_of
@@ -172,7 +172,7 @@ def create_sweep(sweep: Sweep, *, environ: Mapping[str, str], cwd: Path, home: P
             ],
         )
     for number in range(1, sweep.num_trials + 1):
-        refuse_taken(base.absolute(), f"{sweep.name}-{number}")
+        refuse_existing(base.absolute(), f"{sweep.name}-{number}")
     recipe = find_recipe(sweep.settings.recipe, cwd=cwd)
     path = create(base=base, recipe_name=sweep.name, name=sweep.name).path
     (path / "logs").mkdir()

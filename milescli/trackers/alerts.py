@@ -26,12 +26,12 @@ from typing import Any
 
 import milescli
 from milescli.core.errors import RecipeError
-from milescli.core.private import SMTP_PASSWORD, is_secret, without_values
+from milescli.core.private import SMTP_PASSWORD, is_secret, without_secret_values
 from milescli.recipe.alerts import (
     KEY,
     MAILTO,
     Kind,
-    expanded,
+    expand_variables,
     fault_of,
     kind_of,
     shown,
@@ -73,7 +73,7 @@ class AlertSender(Tracker):
         """Resolve the address. `entry`: of `run.alerts`; `environ`: has its variables, see
         `require_target`."""
         self._environ = dict(environ)
-        self._address = expanded(entry, environ)
+        self._address = expand_variables(entry, environ)
         self.shown = shown(entry)
         """As logs and events name it."""
         self.failures: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -181,7 +181,9 @@ def run_command(words: list[str], alert: Mapping[str, Any], *, environ: Mapping[
             raise Undelivered(f"it took more than {TRY_S:g} s") from None
         if code:
             output.seek(0)
-            lines = without_values(output.read().decode(errors="replace"), environ).split("\n")
+            lines = without_secret_values(output.read().decode(errors="replace"), environ).split(
+                "\n"
+            )
             last = next((line for line in reversed(lines) if line.strip()), "")
             raise Undelivered(f"exit code {code}" + f": {last}" * bool(last))
 
@@ -233,7 +235,7 @@ def require_target(entry: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Check before anything starts that an alert can be sent: its variables are set, its command
     exists. Yields warnings. Raises RecipeError."""
     try:
-        address = expanded(entry, environ)
+        address = expand_variables(entry, environ)
     except KeyError as missing:
         name = missing.args[0]
         raise RecipeError(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from milescli.core.private import without_values
+from milescli.core.private import without_secret_values
 from milescli.core.scalars import Record, scalars_in
 from milescli.trackers.base import Tracker
 
@@ -104,7 +104,7 @@ class BackgroundTracker:
         if self._has_failed:
             return
         self._has_failed = True
-        message = without_values(" ".join(str(error).split())[:300], os.environ)
+        message = without_secret_values(" ".join(str(error).split())[:300], os.environ)
         self._news.put(
             f"tracker {self.name} {what} ({type(error).__name__}: {message}). The run goes on "
             "without what is missing there; events.jsonl and metrics.jsonl have it all"

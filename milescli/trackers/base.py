@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import TRACKERS
-from milescli.core.user_code import mend, name_of
+from milescli.core.user_code import name_of, plugin_fix
 from milescli.recipe.machine import RunSettings
 
 KEY = "run.trackers"
@@ -115,7 +115,7 @@ def check_tracker(factory: Callable[..., Any]) -> None:
                 raise RecipeError(
                     f"the tracker `{name_of(factory)}` lacks {', '.join(missing)}",
                     why=f"it creates a {type(tracker).__name__}; a run calls {', '.join(_CALLS)}",
-                    fix=mend(factory, "it has all of milescli.trackers.base.Tracker"),
+                    fix=plugin_fix(factory, "it has all of milescli.trackers.base.Tracker"),
                 )
             event = {"event": "PhaseStarted", "phase": "train", "detail": "", "unix_s": 1.8e9}
             tracker.event(event)

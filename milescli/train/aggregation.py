@@ -1,5 +1,5 @@
-"""Turns token losses into one number: the weight of each trained token, and what its sample adds to
-the divisor. The loss of an update is sum(weight * token loss) / sum(count)."""
+"""Turns token losses into one number: the weight of each trained token, and the contribution of its
+sample to the divisor. The loss of an update is sum(weight * token loss) / sum(count)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.user_code import mend, name_of
+from milescli.core.user_code import name_of, plugin_fix
 from milescli.recipe.train import Train
 
 
@@ -38,7 +38,7 @@ def share_of(aggregation: Aggregation, *, num_tokens: int, settings: Train) -> L
         raise RecipeError(
             f"the aggregation `{name}` returned {share!r}",
             why="it must return the weight of each token of a sample, and the weight of the sample",
-            fix=mend(aggregation, "it returns a milescli.train.aggregation.LossShare"),
+            fix=plugin_fix(aggregation, "it returns a milescli.train.aggregation.LossShare"),
         )
     return share
 

@@ -1,16 +1,15 @@
-"""Judges whether engine and trainer compute the same, from two sets of log-probs of the same
+"""Decides whether engine and trainer compute the same, from two sets of log-probs of the same
 tokens. Pure; called by the start check (`runtime.engine_trainer_check`), the proof of conversions
 and the doctor.
 
 There is no fixed bound: the effect of rounding on a log-prob differs by three orders of magnitude
 from model to model and from float32 to bfloat16. So the trainer scores the tokens a second time
-with its layers' outputs rounded otherwise (`backends.megatron.step.rounding`). How far its own
-log-probs move is the *floor*, and a correct engine moves about as far: 0.8 to 1.3 times the floor
-on real models in float32 and bfloat16 (docs/how-it-works.md). Faults that tests plant (rotary base,
-norms, head, one matrix) move float32 log-probs 500 to 100,000 times as far.
+with its layers' outputs rounded in another way (`backends.megatron.step.rounding`). The resulting
+difference of its own log-probs is the *floor*, and a correct engine differs about as much: 0.8 to
+1.3 times the floor on real models in float32 and bfloat16 (docs/how-it-works.md). Faults that tests
+plant (rotary base, norms, head, one matrix) move float32 log-probs 500 to 100,000 times as far.
 
-Under `train.on_policy: exact` there is a fixed bound: 0.0.
-"""
+Under `train.on_policy: exact` there is a fixed bound: 0.0."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ USUAL_TIMES = 2.0
 """Correct engines differ by less than this multiple of the floor: up to 1.5 was observed."""
 TIMES = 4.0
 """Beyond this multiple of the floor, the typical token shows that engine or trainer is wrong."""
-TIMES_AT_WORST = 10.0
+MAX_RMS_TIMES = 10.0
 """Bound on the root mean square, which single tokens dominate, as a multiple of the floor's. Not
 applied to a mixture of experts: of two correct engines, one may choose another expert."""
-LEAST = 4e-6
+MIN_BOUND = 4e-6
 """Nats. Float32 logits of up to 64 lie 4e-6 apart, and a log-prob is a difference of two."""
 CORRECTED_KL = 0.005
 """KL of engine and trainer in nats a token. From there on ratios should be truncated (TIS), unless
@@ -36,7 +35,7 @@ LARGE_KL, LARGE_SHARE = 0.1, 0.1
 """KL in nats a token, and share of ratios outside of [1/2, 2], beyond which the samples tell little
 about the trainer's policy: INT4 and NVFP4 engines beside a trainer in bfloat16 are there
 (docs/precision.md)."""
-FAR = math.log(2)
+FAR_LOG_RATIO = math.log(2)
 """Log-ratio beyond which a token counts as far: its ratio is outside of [1/2, 2]."""
 
 
@@ -47,13 +46,14 @@ class Agreement(StrEnum):
     """Engine and trainer differ no more than the trainer does from itself under another rounding.
     """
     EXPLAINED = "explained"
-    """They differ by more than that, but other kernels or the routing of experts may explain it."""
+    """They differ by more than that, but other kernels or another routing of experts may be the
+    cause."""
     WRONG = "wrong"
     """Engine or trainer computes something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
+class LogprobGap:
     """Measures how far two sets of log-probs of the same tokens differ, in nats per token."""
 
     num_tokens: int
@@ -64,7 +64,7 @@ class Gap:
     mean: float
     rms: float
     max: float
-    num_apart: int
+    num_different: int
     """Number of tokens that differ at all."""
     bias: float
     """Mean of the signed difference."""
@@ -75,23 +75,23 @@ class Gap:
     """Share of tokens whose ratio is outside of [1/2, 2]."""
 
     @classmethod
-    def of(cls, first: np.ndarray, second: np.ndarray) -> Gap:
-        """Compute the gap of two arrays [tokens] of log-probs. If a log-prob is not finite, neither
-        are the figures."""
+    def of(cls, first: np.ndarray, second: np.ndarray) -> LogprobGap:
+        """Compute the gap of two arrays [tokens] of log-probs. If a log-prob is not finite, its
+        figures are not finite either."""
         gap = np.asarray(first, np.float64) - np.asarray(second, np.float64)
-        apart = np.abs(gap)
+        distance = np.abs(gap)
         with np.errstate(over="ignore", invalid="ignore"):
             return cls(
                 num_tokens=len(gap),
-                median=float(np.median(apart)),
-                tenth=float(np.quantile(apart, 0.9)),
-                mean=float(apart.mean()),
+                median=float(np.median(distance)),
+                tenth=float(np.quantile(distance, 0.9)),
+                mean=float(distance.mean()),
                 rms=float(np.sqrt(np.mean(gap**2))),
-                max=float(apart.max()),
-                num_apart=int((apart != 0).sum()),
+                max=float(distance.max()),
+                num_different=int((distance != 0).sum()),
                 bias=float(gap.mean()),
                 kl=float(np.mean(np.expm1(-gap) + gap)),
-                far=float(np.mean(~(apart <= FAR))),
+                far=float(np.mean(~(distance <= FAR_LOG_RATIO))),
             )
 
 
@@ -100,14 +100,14 @@ class Judgement:
     """Holds a check's outcome and its figures."""
 
     agreement: Agreement
-    gap: Gap
+    gap: LogprobGap
     """Between engine and trainer."""
-    floor: Gap
-    """Between the trainer and itself, rounded otherwise."""
+    floor: LogprobGap
+    """Between the trainer and itself with another rounding."""
     times: float
     """Median difference as a multiple of the floor; without experts, the largest of this multiple,
     that of the tenth of the tokens that differ most, and that of the root mean square, scaled by
-    TIMES / TIMES_AT_WORST."""
+    TIMES / MAX_RMS_TIMES."""
     most_times: float
     """Multiple of rounding from which engine and trainer count as disagreeing."""
 
@@ -135,14 +135,14 @@ def judge(
 
     With few tokens the figures are uncertain, so the bounds grow by 4 / sqrt(tokens).
     """
-    gap, floor = Gap.of(engine, trainer), Gap.of(rounded, trainer)
+    gap, floor = LogprobGap.of(engine, trainer), LogprobGap.of(rounded, trainer)
     allowance = 1 + 4 / math.sqrt(gap.num_tokens)
-    times = _over(gap.median, floor.median)
+    times = _multiple_of_floor(gap.median, floor.median)
     if not has_experts:
-        at_worst = _over(gap.rms, floor.rms) * TIMES / TIMES_AT_WORST
-        times = max(times, _over(gap.tenth, floor.tenth), at_worst)
+        at_worst = _multiple_of_floor(gap.rms, floor.rms) * TIMES / MAX_RMS_TIMES
+        times = max(times, _multiple_of_floor(gap.tenth, floor.tenth), at_worst)
     most_times = 0.0 if exact else TIMES * allowance
-    is_right = gap.num_apart == 0 if exact else times <= most_times
+    is_right = gap.num_different == 0 if exact else times <= most_times
     agreement = Agreement.EQUAL if is_right else Agreement.WRONG
     is_far = gap.kl > max(CORRECTED_KL, 3 * floor.kl)
     if is_right and (is_far or times > USUAL_TIMES * allowance):
@@ -152,5 +152,5 @@ def judge(
     return Judgement(agreement=agreement, gap=gap, floor=floor, times=times, most_times=most_times)
 
 
-def _over(gap: float, floor: float) -> float:
-    return gap / max(floor, LEAST)
+def _multiple_of_floor(gap: float, floor: float) -> float:
+    return gap / max(floor, MIN_BOUND)

@@ -20,7 +20,7 @@ from milescli.core.types import (
     Trajectory,
     WeightVersion,
 )
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 
@@ -30,9 +30,9 @@ Item = TypeVar("Item", contravariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSequence:
-    """One line of tokens that an objective trains on, with its streams. n: its tokens. Every array
-    is aligned with the tokens: `loss_mask[3]` says whether token 3 is trained on, given tokens 0 to
-    2. So the first token never is."""
+    """Holds one sequence of tokens that an objective trains on, with its streams. n: its tokens.
+    Every array is aligned with the tokens: `loss_mask[3]` says whether token 3 is trained on, given
+    tokens 0 to 2. So the first token never is."""
 
     token_ids: np.ndarray
     """[n] int32"""
@@ -42,9 +42,10 @@ class TrainSequence:
     """Values by `Stream`, or by a name of the objective's own: [n] float32, or [n, k]. All
     sequences of a step have the same streams."""
     token_weight: float
-    """Weight of the loss of each trained token, in the numerator of the update's mean."""
+    """Weight of each trained token's loss in the numerator of the update's mean."""
     share: float
-    """What the sequence adds to the divisor of the update's mean, if a token of it is trained."""
+    """Contribution of the sequence to the divisor of the update's mean, if any of its tokens is
+    trained."""
     group: int
     """Sequences of the same group are in the same optimizer update."""
     unit: int | None = None
@@ -66,9 +67,9 @@ class TrainSequence:
         return bool(self.loss_mask.any())
 
 
-class Outline(NamedTuple):
-    """What packing must know of a sequence whose tokens are in another process; fields are named as
-    in `TrainSequence`."""
+class SequenceOutline(NamedTuple):
+    """Describes a sequence whose tokens are in another process, for packing; fields are named as in
+    `TrainSequence`."""
 
     num_tokens: int
     is_trained: bool
@@ -80,9 +81,9 @@ class Outline(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainShard:
-    """The data of one data-parallel rank for one step: its sequences end to end, without padding.
-    T: tokens over all of them; N: sequences. Plain arrays, so that it crosses process borders
-    without a copy."""
+    """Holds the data of one data-parallel rank for one step: its sequences end to end, without
+    padding. T: tokens over all of them; N: sequences. Plain arrays, so that it crosses process
+    borders without a copy."""
 
     objective: str
     """Name or import path of the objective, as `train.objectives.load_objective` takes it."""
@@ -111,8 +112,8 @@ class TrainShard:
     routed_experts: np.ndarray | None = None
     """[T, num_layers, topk] of the smallest integer type that holds them (R3), or None. Row t is
     the routing of input token t; the last token of a sequence is no input, its row is zero."""
-    asked: tuple[int, ...] = ()
-    """Sequences of this shard whose log-probs the step returns; see TrainBatch."""
+    logprob_ids: tuple[int, ...] = ()
+    """Sequences of this shard whose log-probs the step returns; see `StepResult`."""
     image_spans: tuple[tuple[ImageSpan, ...], ...] = ()
     """[N] spans of each sequence, counted from its own first token; empty where none has images."""
     images: Mapping[str, bytes] = field(default_factory=dict)
@@ -130,7 +131,7 @@ class TrainShard:
 
 
 class ShardPiece(NamedTuple):
-    """The part of a shard that one collecting process holds."""
+    """Holds the part of a shard that is in one collecting process."""
 
     sequences: Mapping[int, TrainSequence]
     """Number in the whole batch -> sequence."""
@@ -140,8 +141,8 @@ class ShardPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScatteredShard:
-    """A TrainShard whose sequences are still in the collecting processes. The process of a rank
-    fetches them and calls `whole`."""
+    """Describes a TrainShard whose sequences are still in the collecting processes. The process of
+    a rank fetches them and calls `whole`."""
 
     sequence_ids: np.ndarray
     """[N] as in TrainShard."""
@@ -163,7 +164,7 @@ class ScatteredShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """The data of one trainer step."""
+    """Holds the data of one trainer step."""
 
     shards: Sequence[TrainShard | ScatteredShard]
     """[dp]"""
@@ -175,8 +176,9 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
-    """The report of a step, and the log-probs of the sequences that `pack` was asked for."""
+class StepResult:
+    """Holds the report of a step, and the log-probs of the sequences in
+    `TrainShard.logprob_ids`."""
 
     report: StepReport
     logprobs: Mapping[int, np.ndarray] = field(default_factory=dict)
@@ -184,7 +186,7 @@ class Stepped:
     before it, under the policy before the first update of the step; 0.0 for others. Sequences that
     only later updates have read are missing."""
     memory: tuple[WorkerMemory, ...] = ()
-    """[ranks] memory that each rank held."""
+    """[ranks] memory that each rank used."""
 
 
 class Reduce(StrEnum):
@@ -200,7 +202,7 @@ class Reduce(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A value per token that the step report shows as one number."""
+    """Holds a value per token that the step report shows as one number."""
 
     values: torch.Tensor
     """[S]; values off the loss mask do not count."""
@@ -209,7 +211,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """What an objective computes for one microbatch. S: positions of this rank."""
+    """Holds what an objective computes for one microbatch. S: positions of this rank."""
 
     loss: torch.Tensor
     """[S] loss of each token; values off the mask are ignored."""
@@ -224,16 +226,17 @@ class Objective(Protocol[Item]):
     (Pair); `of_scores = True` says that its model gives a score instead of a next token."""
 
     needs: frozenset[Stream]
-    """Streams that the ranks compute before the loss (`FROM_RANKS`)."""
+    """Streams that the ranks compute before the loss (`RANK_STREAMS`)."""
 
     def sequences(self, items: Sequence[Item]) -> list[TrainSequence]:
-        """Return lines of tokens with the streams that the driver knows. Called in the driver."""
+        """Return the sequences to train on, with the streams that the driver knows. Called in the
+        driver."""
         ...
 
     def complete(self, tokens: PackedTokens) -> None:
-        """Compute streams from streams (`tokens[stream] = values`). Called on ranks once per step,
-        with all tokens of this rank and the streams of `needs`. `tokens.reduce` gives sums, means
-        and maxima over all ranks."""
+        """Compute further streams from streams (`tokens[stream] = values`). Called on ranks once
+        per step, with all tokens of this rank and the streams of `needs`. `tokens.reduce` gives
+        sums, means and maxima over all ranks."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
         """Return the loss. Called on ranks once per microbatch, with `tokens.logprobs` and
@@ -241,12 +244,12 @@ class Objective(Protocol[Item]):
         ...
 
 
-class Adapting(Protocol):
-    """The further interface of an objective that changes from step to step. Called in the driver;
-    its changes reach the ranks through the streams of `sequences`."""
+class AdaptiveObjective(Protocol):
+    """Defines the further interface of an objective that changes from step to step. Called in the
+    driver; its changes reach the ranks through the streams of `sequences`."""
 
     state: Mapping[str, float]
-    """All that a resumed run needs; stored in each checkpoint."""
+    """Everything that a resumed run needs; stored in each checkpoint."""
 
     def observe(self, report: StepReport) -> None:
         """Adapt to the report of a step; called once after each step."""
@@ -255,13 +258,14 @@ class Adapting(Protocol):
         """Restore the state that `state` returned."""
 
 
-def adapts(objective: object) -> TypeGuard[Adapting]:
-    """Return True if the objective is `Adapting`, even if it runs in another process."""
+def is_adaptive(objective: object) -> TypeGuard[AdaptiveObjective]:
+    """Return True if the objective is an `AdaptiveObjective`, even if it runs in another
+    process."""
     return hasattr(objective, "observe") and hasattr(objective, "restore")
 
 
 class Trainer:
-    """All ranks of the training engine, as the driver sees them. Every method is one `call`, which
+    """Represents all ranks of the training engine in the driver. Every method is one `call`, which
     subclasses implement. Every call is bounded and raises named errors."""
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -272,7 +276,7 @@ class Trainer:
     def note_saved(self) -> None:
         """Record that the newest checkpoint is complete, or that the ranks hold one that is."""
 
-    def note_given_up(self) -> None:
+    def note_save_failed(self) -> None:
         """Record that the last checkpoint will never be complete."""
 
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
@@ -282,11 +286,10 @@ class Trainer:
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
-    ) -> Stepped:
+    ) -> StepResult:
         """Run one pass over the batch: one optimizer update per entry of `shard.updates`, with the
         given learning rate, and as many updates of the critic, if there is one. `lr` None: the
-        policy is not updated. Also return the log-probs of the sequences that `pack` was asked for.
-        """
+        policy is not updated. Also return the log-probs of the sequences in `shard.logprob_ids`."""
         return await self.call("step", batch, lr=lr, critic_lr=critic_lr)
 
     async def start_critic(self) -> None:
@@ -294,30 +297,30 @@ class Trainer:
         await self.call("start_critic")
 
     async def measure(self, batch: TrainBatch) -> StepReport:
-        """Return loss and metrics of the batch as `step` would report them, without any change.
-        Gradient norm and learning rate are 0."""
+        """Return loss and metrics of the batch as `step` would report them, without changing
+        anything. Gradient norm and learning rate are 0."""
         return await self.call("measure", batch)
 
     async def score(
-        self, batch: TrainBatch, *, rounded_otherwise: bool = False
+        self, batch: TrainBatch, *, with_other_rounding: bool = False
     ) -> list[np.ndarray]:
-        """Return per sequence of the batch [n] float32 the log-prob of each token given those
+        """Return for each sequence of the batch [n] float32, the log-prob of each token given those
         before it, at the shard's temperature; 0.0 for the first. No gradient, no change.
-        `rounded_otherwise`: round the output of each layer in another way."""
-        return await self.call("score", batch, rounded_otherwise=rounded_otherwise)
+        `with_other_rounding`: round the output of each layer in another way."""
+        return await self.call("score", batch, with_other_rounding=with_other_rounding)
 
-    async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return per sequence of the batch [n, k] int32 the teacher's likeliest tokens in place of
-        each token, and [n, k] float32 their log-probs; the first row is meaningless."""
-        return await self.call("ask_teachers", batch)
+    async def score_by_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return for each sequence of the batch the teacher's most likely tokens at each position,
+        [n, k] int32, and their log-probs, [n, k] float32; the first row is meaningless."""
+        return await self.call("score_by_teachers", batch)
 
-    async def dismiss_teachers(self) -> None:
-        """Free the memory of the teachers, which are not used again."""
-        await self.call("dismiss_teachers")
+    async def free_teachers(self) -> None:
+        """Free the memory of the teachers, which will not be used again."""
+        await self.call("free_teachers")
 
     async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> int:
         """Send the current weights to a fleet's engines; return the bytes that all ranks sent. The
-        caller has paused the engines, and tells them afterwards that they hold `version`."""
+        caller has paused the engines, and afterwards sets their version to `version`."""
         return sum(await self.call("publish", version, fleet) or ())
 
     async def verify(self, fleet: str = ROLLOUT) -> None:
@@ -330,19 +333,19 @@ class Trainer:
         await self.call("reset_optimizer")
 
     async def freeze_reference(self) -> None:
-        """Copy the current weights to the role `reference`."""
+        """Copy the current weights to the reference model."""
         await self.call("freeze_reference")
 
-    async def silence_layers(self, first: int) -> None:
+    async def bypass_layers(self, first: int) -> None:
         """Make layers `first` and beyond pass their input through, and leave those before it
-        unchanged. For locating where engine and trainer diverge; the optimizer must not step again.
-        """
-        await self.call("silence_layers", first)
+        unchanged, to locate the layer at which engine and trainer diverge. The optimizer must not
+        step afterwards."""
+        await self.call("bypass_layers", first)
 
-    async def shed(self) -> None:
-        """Move gradients and optimizer off the device, so that an engine's weights have room beside
-        the trainer's (colocated)."""
-        await self.call("shed")
+    async def offload_optimizer_state(self) -> None:
+        """Move gradients and optimizer off the device, so that an engine's weights fit beside the
+        trainer's (colocated)."""
+        await self.call("offload_optimizer_state")
 
     async def sleep(self) -> None:
         """Move weights, gradients and optimizer off the device (colocated); `wake` brings them
@@ -354,18 +357,19 @@ class Trainer:
         await self.call("wake")
 
     async def save(self, folder: Path) -> None:
-        """Write weights, optimizer and RNG into `folder`. Return when training may go on; with
-        async save, the files are complete only after `finish_save`. Raises as `finish_save`."""
+        """Write weights, optimizer and RNG into `folder`. Return as soon as training may continue;
+        with async save, the files are complete only after `finish_save`. Raises as
+        `finish_save`."""
         await self.call("save", folder)
 
     async def is_written(self) -> bool:
-        """Return True if `finish_save` would return at once."""
+        """Return True if the last save is on disk, so that `finish_save` would return at once."""
         return await self.call("is_written")
 
     async def finish_save(self) -> dict[str, str]:
-        """Wait until the last `save` is on disk. Return the SHA-256 of files whose writer has
-        hashed them, by their names in the folder. Raises CheckpointError if it could not be
-        written: training may go on."""
+        """Wait until the last `save` is on disk. Return the SHA-256 of the files that their writer
+        has hashed, by their names in the folder. Raises CheckpointError if they could not be
+        written; training may continue then."""
         return await self.call("finish_save")
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
@@ -400,7 +404,8 @@ def sequence_of(
 
 
 def _routing(trajectory: Trajectory) -> np.ndarray | None:
-    """Return [num_tokens - 1, num_layers, topk] as the engine sent it, if it kept a record."""
+    """Return [num_tokens - 1, num_layers, topk] as the engine sent it; None if it recorded no
+    routing."""
     routed = trajectory.routed_experts
     if routed is None:
         return None

@@ -13,7 +13,7 @@ import torch
 
 from milescli.core.errors import RecipeError
 from milescli.core.examples import example_chats, example_groups, example_pairs
-from milescli.core.user_code import mend, name_of
+from milescli.core.user_code import name_of, plugin_fix
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
 from milescli.train.advantages import (
@@ -25,13 +25,13 @@ from milescli.train.advantages import (
 )
 from milescli.train.aggregation import Aggregation, share_of
 from milescli.train.base import Objective, TrainSequence
-from milescli.train.corrections import CorrectionFn, corrected
+from milescli.train.corrections import CorrectionFn, apply_correction
 from milescli.train.credits import Credit
 from milescli.train.objectives import sequences_from
 from milescli.train.objectives.policy import Policy
 from milescli.train.optimizers import Schedule, UpdateRule
 from milescli.train.packed_tokens import PackedTokens, Places
-from milescli.train.streams import FROM_RANKS, Stream
+from milescli.train.streams import RANK_STREAMS, Stream
 from milescli.train.surrogates import Surrogate
 
 
@@ -77,7 +77,7 @@ def as_microbatch(
     candidates: torch.Tensor | None = None,
 ) -> PackedTokens:
     """Return the same tokens as a loss sees them after `complete`; `only` selects sequences.
-    `logprobs` [S] are those of all tokens, or scores. `candidates` [S, k] are the log-probs of the
+    `logprobs` [S]: log-probs of all tokens, or scores. `candidates` [S, k]: log-probs of the
     teacher's candidates."""
     chosen = range(tokens.num_sequences) if only is None else only
     at = torch.isin(tokens.places.sequence, torch.tensor(list(chosen)))
@@ -130,15 +130,15 @@ def check_schedule(schedule: Schedule) -> list[float]:
     rates = [schedule(progress=step / 9, settings=_SETTINGS.optimizer) for step in range(10)]
     for rate in rates:
         if not (isinstance(rate, int | float) and np.isfinite(rate) and rate >= 0):
-            raise _wrong(
+            raise _contract_error(
                 schedule, f"it returned {rate!r}; a learning rate must be a number of at least 0"
             )
     return rates
 
 
 def check_rule(rule: UpdateRule) -> None:
-    """Run three steps on a few weights; require that they stay finite, move, and are the same for
-    each part of a weight as for the whole."""
+    """Run three steps on a few weights; require that they stay finite, that they change, and that
+    each part of a weight changes as it does within the whole."""
     rng = torch.Generator().manual_seed(0)
     start, grads = torch.randn(6, generator=rng), torch.randn(3, 6, generator=rng)
 
@@ -160,10 +160,10 @@ def check_rule(rule: UpdateRule) -> None:
 
     whole = after(slice(None))
     if not torch.isfinite(whole).all() or torch.equal(whole, start):
-        raise _wrong(rule, f"of {start.tolist()} it makes {whole.tolist()}")
+        raise _contract_error(rule, f"of {start.tolist()} it makes {whole.tolist()}")
     parts = torch.cat([after(slice(0, 2)), after(slice(2, None))])
     if not torch.allclose(whole, parts, rtol=_CLOSE):
-        raise _wrong(
+        raise _contract_error(
             rule,
             "it makes something else of a part of a weight than of the whole; ranks have parts",
         )
@@ -181,7 +181,7 @@ def check_aggregation(aggregation: Aggregation) -> None:
     for num_tokens in (1, 2, 1000, 1_000_000):
         share = share_of(aggregation, num_tokens=num_tokens, settings=_SETTINGS)
         if not (share.count > 0 and np.isfinite([share.count, share.token_weight]).all()):
-            raise _wrong(aggregation, f"of {num_tokens} tokens it says {share}")
+            raise _contract_error(aggregation, f"of {num_tokens} tokens it says {share}")
 
 
 def check_credit(credit: Credit) -> None:
@@ -195,7 +195,7 @@ def check_credit(credit: Credit) -> None:
 def check_correction(correction: CorrectionFn) -> None:
     """Require a finite weight of 0 or more for each position."""
     tokens = _step(Policy(recipe=_recipe()))
-    made = corrected(
+    made = apply_correction(
         correction,
         log_ratio=tokens[Stream.OLD] - tokens[Stream.ENGINE],
         tokens=tokens,
@@ -203,7 +203,7 @@ def check_correction(correction: CorrectionFn) -> None:
     )
     _require_positions(correction, made.weights, tokens)
     if bool((made.weights[tokens.loss_mask] < 0).any()):
-        raise _wrong(correction, "a weight is negative")
+        raise _contract_error(correction, "a weight is negative")
 
 
 def check_surrogate(surrogate: Surrogate) -> None:
@@ -244,7 +244,7 @@ def _check_loss(piece: object, objective: Objective[Any]) -> None:
     everything = list(range(tokens.num_sequences))
     whole, slopes = gradient([everything])
     if not bool(torch.isfinite(slopes).all()):
-        raise _wrong(piece, "its gradient is not finite")
+        raise _contract_error(piece, "its gradient is not finite")
     # a pair is never parted
     first, second = (4, 6) if takes == "pairs" else (5, 6)
     parts = [everything[:first], everything[first:second], everything[second:]]
@@ -253,7 +253,7 @@ def _check_loss(piece: object, objective: Objective[Any]) -> None:
     if abs(whole - parted) > _CLOSE * (1 + abs(whole)) or bool(
         ((slopes - parted_slopes).abs() > scale).any()
     ):
-        raise _wrong(
+        raise _contract_error(
             piece,
             f"its loss is {float(whole):.6g} of all sequences at once and {float(parted):.6g} of "
             "the same in three microbatches: it takes a mean or a maximum over what happens to be "
@@ -273,7 +273,7 @@ def _step(objective: Objective[Any]) -> PackedTokens:
     rng = np.random.default_rng(2)
     extra = {
         stream: torch.from_numpy(-rng.gamma(1.0, 1.0, count)).float()
-        for stream in (*FROM_RANKS, Stream.VALUES)
+        for stream in (*RANK_STREAMS, Stream.VALUES)
     }
     if Stream.CANDIDATES in objective.needs:
         extra[Stream.CANDIDATES] = torch.zeros((count, 2), dtype=torch.int32)
@@ -284,7 +284,7 @@ def _step(objective: Objective[Any]) -> PackedTokens:
 
 
 def _candidates(logprobs: torch.Tensor) -> torch.Tensor:
-    """Return [S, 2] log-probs of two other tokens, which move with those of the targets."""
+    """Return [S, 2] log-probs of two other tokens, which depend on those of the targets."""
     return torch.stack([logprobs - 1.0, logprobs - 2.0], dim=1)
 
 
@@ -292,16 +292,18 @@ def _require_positions(piece: object, made: Any, tokens: PackedTokens) -> None:
     wanted = list(tokens.loss_mask.shape)
     if not isinstance(made, torch.Tensor) or list(made.shape) != wanted:
         gave = f"shape {list(made.shape)}" if isinstance(made, torch.Tensor) else repr(made)
-        raise _wrong(
+        raise _contract_error(
             piece, f"it returned {gave}; there are {wanted[0]} positions, each has a value"
         )
     if not bool(torch.isfinite(made[tokens.loss_mask]).all()):
-        raise _wrong(piece, "it returned a value that is not finite, at a token that is trained on")
+        raise _contract_error(
+            piece, "it returned a value that is not finite, at a token that is trained on"
+        )
 
 
-def _wrong(piece: object, why: str) -> RecipeError:
+def _contract_error(piece: object, why: str) -> RecipeError:
     return RecipeError(
         f"`{name_of(piece)}` does not meet its contract",
         why=why,
-        fix=mend(piece, "docs/extending.md says what it is given and gives"),
+        fix=plugin_fix(piece, "docs/extending.md says what it is given and gives"),
     )

@@ -45,8 +45,8 @@ def to_go(
     rewards of turns at their ends, plus the rest of A at the last trained token (REINFORCE++, arXiv
     2501.03262). j counts trained tokens only: the output of a tool is no step."""
     rows = TrainedRows(tokens)
-    gains = rows.gains(advantages, penalty)
-    return rows.give_back(discounted_sum(gains, settings.gamma))
+    rewards = rows.token_rewards(advantages, penalty)
+    return rows.scatter(discounted_sum(rewards, settings.gamma))
 
 
 def gae(
@@ -57,19 +57,19 @@ def gae(
     import torch
 
     rows = TrainedRows(tokens)
-    values = rows.take(tokens[Stream.VALUES])
-    gains = rows.gains(advantages, penalty)
+    values = rows.gather(tokens[Stream.VALUES])
+    rewards = rows.token_rewards(advantages, penalty)
     following = torch.nn.functional.pad(values[:, 1:], (0, 1))
-    errors = gains + settings.gamma * following - values
-    return rows.give_back(discounted_sum(errors, settings.gamma * settings.lam))
+    errors = rewards + settings.gamma * following - values
+    return rows.scatter(discounted_sum(errors, settings.gamma * settings.lam))
 
 
 gae.needs = frozenset({Stream.VALUES})  # type: ignore[attr-defined]
 
 
 class TrainedRows:
-    """Holds the trained tokens of each sequence side by side, without the tokens between them. N:
-    sequences; K: trained tokens of the longest."""
+    """Holds the trained tokens of each sequence next to each other, without the tokens between
+    them. N: sequences; K: trained tokens of the longest."""
 
     def __init__(self, tokens: PackedTokens) -> None:
         self._tokens = tokens
@@ -78,7 +78,7 @@ class TrainedRows:
         self._counts = self._mask.sum(1)
         self._width = max(int(self._counts.max()), 1) if len(self._counts) else 1
 
-    def take(self, values: torch.Tensor) -> torch.Tensor:
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Gather [S] -> [N, K] float64, 0 beyond the last trained token."""
         import torch
 
@@ -87,15 +87,15 @@ class TrainedRows:
         places = torch.where(self._mask, self._places, self._width)  # the last column is dropped
         return rows.scatter(1, places, torch.where(self._mask, whole, 0.0))[:, :-1]
 
-    def gains(self, advantages: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
+    def token_rewards(self, advantages: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
         """Return [N, K] the reward at each trained token; a sequence's rewards sum to its advantage
         less its penalties."""
-        gains, whole = self.take(-penalty), self.take(advantages)
+        rewards, rest = self.gather(-penalty), self.gather(advantages)
         if Stream.TURN_REWARD in self._tokens:
-            rewards = self.take(self._tokens[Stream.TURN_REWARD])
-            gains = gains + rewards
-            whole = whole - rewards.sum(1, keepdim=True)
-        return gains + whole * self.is_last
+            of_turns = self.gather(self._tokens[Stream.TURN_REWARD])
+            rewards = rewards + of_turns
+            rest = rest - of_turns.sum(1, keepdim=True)
+        return rewards + rest * self.is_last
 
     @property
     def is_last(self) -> torch.Tensor:
@@ -105,7 +105,7 @@ class TrainedRows:
         columns = torch.arange(self._width, device=self._counts.device)
         return columns == (self._counts - 1)[:, None]
 
-    def give_back(self, rows: torch.Tensor) -> torch.Tensor:
+    def scatter(self, rows: torch.Tensor) -> torch.Tensor:
         """Scatter [N, K] -> [S] float32, 0 off the mask."""
         import torch
 

@@ -1,9 +1,10 @@
-"""Compares the policy with other policies, token by token: the level of its ratio to the old policy
-(`train.ratio`), and estimates of its KL divergence from the reference, or from its earlier self."""
+"""Compares the policy with other policies, token by token: computes the log-ratio to the old policy
+at a level (`train.ratio`), and estimates the KL divergence from the reference, or from an earlier
+version of the policy."""
 
 from __future__ import annotations
 
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.train import KlEstimator, Ratio
 from milescli.train.packed_tokens import PackedTokens
 
@@ -33,7 +34,7 @@ def kl_estimate(
 
 
 _TINY = 1e-8
-"""Smallest probability of all other tokens together, as that of a likely token rounds to 1 in
+"""Smallest probability of all other tokens together: that of a likely token rounds to 1 in
 float32."""
 
 

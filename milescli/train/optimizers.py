@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeGuard
 
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import SCHEDULES
-from milescli.core.user_code import mend
-from milescli.platform.late import torch
+from milescli.core.user_code import plugin_fix
+from milescli.platform.lazy import torch
 from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
 from milescli.workers.isolated import resolve_isolated
@@ -22,7 +22,7 @@ ADAMW = "adamw"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamStep:
-    """Settings of one AdamW step."""
+    """Holds the settings of one AdamW step."""
 
     lr: float
     beta1: float
@@ -63,8 +63,8 @@ class MatrixRule(UpdateRule, Protocol):
     def momentum(
         self, *, grad: torch.Tensor, first: torch.Tensor, settings: Optimizer
     ) -> torch.Tensor:
-        """Return [n] float32, the input of `direction` for a part of a matrix, element by element;
-        it may change `first` in place."""
+        """Return [n] float32, the input of `direction` for a part of a matrix, element by element.
+        May change `first` in place."""
         ...
 
     def direction(self, *, matrix: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ def takes_matrices(rule: UpdateRule) -> TypeGuard[MatrixRule]:
     return hasattr(rule, "momentum") and hasattr(rule, "direction")
 
 
-LONG_FALL_STEPS = 100
+LONG_DECAY_STEPS = 100
 """For a decay with at least this many steps, the start and end of a step differ by less than 1 % of
 `lr`. Such decays use the start, because existing runs of 400 steps must stay reproducible bit for
 bit."""
@@ -111,22 +111,22 @@ def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
     raise RecipeError(
         f"the schedule `{optimizer.schedule}` returned {rate!r}",
         why=f"for step {step + 1} of {total_steps}; a learning rate must be a number of at least 0",
-        fix=mend(optimizer.schedule),
+        fix=plugin_fix(optimizer.schedule),
     )
 
 
 def constant(*, progress: float, settings: Optimizer) -> float:
-    """Keep `lr` throughout."""
+    """Return `lr` throughout."""
     return settings.lr
 
 
 def linear(*, progress: float, settings: Optimizer) -> float:
-    """Decay linearly to `min_lr`, which the step after the last would take."""
+    """Return a rate that decays linearly to `min_lr`, which the step after the last would have."""
     return settings.min_lr + (settings.lr - settings.min_lr) * (1.0 - progress)
 
 
 def cosine(*, progress: float, settings: Optimizer) -> float:
-    """Decay to `min_lr` along half a cosine (SGDR, arXiv 1608.03983, eq. 5)."""
+    """Return a rate that decays to `min_lr` along half a cosine (SGDR, arXiv 1608.03983, eq. 5)."""
     left = (1.0 + math.cos(math.pi * progress)) / 2
     return settings.min_lr + (settings.lr - settings.min_lr) * left
 
@@ -135,12 +135,12 @@ def warmup_lr_at(warmup: Warmup, step: int) -> float:
     """Return the learning rate of supervised step `step` (the first is 0): it rises over the first
     tenth, stays at `lr`, and falls linearly to a tenth over the last third, so that RL begins from
     a settled model. A step takes the rate of its end, so that the last one of two or more is at a
-    tenth. In a decay of `LONG_FALL_STEPS` or more it takes the rate of its start, and the last one
+    tenth. In a decay of `LONG_DECAY_STEPS` or more it takes the rate of its start, and the last one
     is at most 1 % above."""
     rise, fall = max(1, warmup.steps // 10), max(1, warmup.steps // 3)
     if step < rise:
         return warmup.lr * (step + 1) / rise
-    num_left = warmup.steps - step - (fall < LONG_FALL_STEPS)
+    num_left = warmup.steps - step - (fall < LONG_DECAY_STEPS)
     return warmup.lr * (0.1 + 0.9 * min(1.0, num_left / fall))
 
 
@@ -204,7 +204,7 @@ def sgd(
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration (K. Jordan, kellerjordan.github.io/posts/muon)."""
 _NUM_ITERATIONS = 5
-_LEAST_NORM = 1e-7
+_MIN_NORM = 1e-7
 RMS = 0.2
 """Root mean square of AdamW's usual update, to which Muon's is scaled."""
 
@@ -242,7 +242,7 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.bfloat16()
     x = x.T if is_tall else x
-    x = x / x.norm().clamp(min=_LEAST_NORM)
+    x = x / x.norm().clamp(min=_MIN_NORM)
     for _ in range(_NUM_ITERATIONS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

@@ -8,15 +8,15 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from milescli.platform.late import torch
-from milescli.train.streams import LOGPROBS
+from milescli.platform.lazy import torch
+from milescli.train.streams import LOGPROB_STREAMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Says which sequence and index each position of this rank belongs to. S: positions, padding
-    included; N: sequences. Positions before the first trained token, which sequences may share,
-    occur once, with the first of these sequences."""
+    """Locates each position of this rank in its sequence. S: positions, padding included; N:
+    sequences. Positions before the first trained token, which sequences may share, occur once, with
+    the first of these sequences."""
 
     sequence: torch.Tensor
     """[S] int64, 0 .. N - 1; N at padding."""
@@ -34,8 +34,8 @@ class Places:
 
 @dataclass(slots=True, kw_only=True)
 class PackedTokens:
-    """One microbatch in `Objective.loss`, or all tokens of this rank in `Objective.complete`. Every
-    value belongs to the token that is predicted at a position, given those before it."""
+    """Holds one microbatch in `Objective.loss`, or all tokens of this rank in `Objective.complete`.
+    Every value belongs to the token that is predicted at a position, given those before it."""
 
     places: Places
     loss_mask: torch.Tensor
@@ -65,7 +65,7 @@ class PackedTokens:
         that a ratio there is 1 and its gradient finite; anything else is 0.0. Raises KeyError for a
         missing stream: name it in `needs`, or make it in `sequences`."""
         values = self.new_streams[stream] if stream in self.new_streams else self.streams[stream]
-        if stream in LOGPROBS and self.logprobs is not None:
+        if stream in LOGPROB_STREAMS and self.logprobs is not None:
             return torch.where(self.loss_mask, values, self.logprobs.detach())
         mask = self.loss_mask.view(-1, *[1] * (values.dim() - 1))
         return torch.where(mask, values, values.new_zeros(()))
@@ -90,8 +90,8 @@ class PackedTokens:
         return len(self.places.lengths)
 
     def sum_by_sequence(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over the trained tokens of each whole sequence, [S] -> [N]; of a mask, count them.
-        Differentiable."""
+        """Return [N] the sum of [S] values over the trained tokens of each whole sequence; for a
+        mask, their number. Differentiable."""
         values = _as_numbers(values)
         masked = torch.where(self.loss_mask, values, 0.0)
         sums = values.new_zeros(self.num_sequences + 1)
@@ -99,7 +99,8 @@ class PackedTokens:
         return _sum_over(sums[:-1], self.places.context_group)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Give each token the value of its sequence, [N] -> [S]; padding gets 0. Differentiable."""
+        """Return [S] the value of each token's sequence, from [N]; padding gets 0.
+        Differentiable."""
         padded = torch.cat([values, values.new_zeros(1)])
         return padded[self.places.sequence]
 
@@ -115,7 +116,8 @@ class PackedTokens:
         return _sum_over(whole, self.places.context_group)
 
     def own_part(self, whole: torch.Tensor) -> torch.Tensor:
-        """Invert `whole_sequences`, [N, L] -> [S]; padding gets 0.0. Differentiable."""
+        """Return [S] this rank's values, the inverse of `whole_sequences`, from [N, L]; padding
+        gets 0.0. Differentiable."""
         padded = torch.cat([whole, whole.new_zeros((1, whole.shape[1]))])
         return padded.view(-1)[self._cells(whole.shape[1])]
 

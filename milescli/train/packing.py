@@ -11,24 +11,23 @@ from types import MappingProxyType
 import numpy as np
 
 from milescli.core.types import Group, Pair, Prompt, Trajectory
-from milescli.train.base import Outline, TrainBatch, TrainSequence, TrainShard
+from milescli.train.base import SequenceOutline, TrainBatch, TrainSequence, TrainShard
 from milescli.train.streams import Stream
 
 Bins = list[list[int]]
 """Indices of lengths, ascending in each bin."""
 NO_IMAGES: Mapping[str, bytes] = MappingProxyType({})
-DIFFERENCED = 512
+MAX_DIFFERENCED = 512
 """Most lengths that are distributed by differencing, which takes 20 us for each length and bin."""
 
 
-def share_out(lengths: Sequence[int], *, num_ranks: int, cap: int) -> list[Bins]:
+def distribute(lengths: Sequence[int], *, num_ranks: int, cap: int) -> list[Bins]:
     """Distribute every index once over [num_ranks][microbatches], with equally many microbatches on
     each rank.
 
     A microbatch holds at most `cap`, or one longer sequence alone. There are never more
     microbatches than first-fit-decreasing makes, rounded up to a multiple of the ranks; the ranks
-    get similar sums.
-    """
+    get similar sums."""
     by_rank = even_split(lengths, num_ranks)
     least = max(-(-sum(min(length, cap) for length in lengths) // (cap * num_ranks)), 1)
     if (shared := _within_ranks(lengths, by_rank, num_bins=least, cap=cap)) is not None:
@@ -37,7 +36,7 @@ def share_out(lengths: Sequence[int], *, num_ranks: int, cap: int) -> list[Bins]
     num_bins = -(-len(full) // num_ranks)
     if num_bins > least:
         shared = _within_ranks(lengths, by_rank, num_bins=num_bins, cap=cap)
-    return shared or _deal(lengths, full, num_ranks=num_ranks, num_bins=num_bins)
+    return shared or _assign_bins(lengths, full, num_ranks=num_ranks, num_bins=num_bins)
 
 
 def _within_ranks(
@@ -62,40 +61,43 @@ def _fits(lengths: Sequence[int], bins: Bins, cap: int) -> bool:
     return all(len(bin_) <= 1 or sum(lengths[index] for index in bin_) <= cap for bin_ in bins)
 
 
-def _deal(lengths: Sequence[int], full: Bins, *, num_ranks: int, num_bins: int) -> list[Bins]:
-    """Deal the finished bins, `num_bins` to each rank, with the ranks as even as whole bins
+def _assign_bins(
+    lengths: Sequence[int], full: Bins, *, num_ranks: int, num_bins: int
+) -> list[Bins]:
+    """Assign the finished bins to ranks, `num_bins` to each, with the ranks as even as whole bins
     allow."""
     bins = full + [[] for _ in range(num_ranks * num_bins - len(full))]
     sums = [sum(lengths[index] for index in bin_) for bin_ in bins]
-    return [[bins[place] for place in places] for places in even_deal(sums, num_ranks)]
+    return [[bins[place] for place in places] for places in even_split_by_count(sums, num_ranks)]
 
 
 def first_fit(lengths: Sequence[int], cap: int) -> Bins:
-    """Pack by first-fit-decreasing: the longest first, each into the first bin with room. Uses at
-    most 11/9 of the fewest bins, plus 6/9 (G. Dósa, 2007). A length beyond `cap` is alone."""
+    """Pack by first-fit-decreasing: the longest first, each into the first bin that has space for
+    it. Uses at most 11/9 of the fewest bins, plus 6/9 (G. Dósa, 2007). A length beyond `cap` is
+    alone."""
     bins: Bins = []
-    room = np.zeros(max(len(lengths), 1), np.int64)
+    free = np.zeros(max(len(lengths), 1), np.int64)
     place, left, before = 0, -1, -1
     for index in _longest_first(lengths):
         length = lengths[index]
         if not before < length <= left:
             if bins:
-                room[place] = left
+                free[place] = left
             # argmax: the first bin that fits; 0 also where none does
-            place = int((room[: len(bins)] >= length).argmax()) if bins else 0
-            left = int(room[place])
+            place = int((free[: len(bins)] >= length).argmax()) if bins else 0
+            left = int(free[place])
             if not bins or left < length:
                 place, left = len(bins), cap
                 bins.append([])
             # the most room of the bins before it: what needs more goes on into this one
-            before = int(room[:place].max(initial=-1))
+            before = int(free[:place].max(initial=-1))
         left = left - length if length <= cap else -1
         bins[place].append(index)
     return [sorted(bin_) for bin_ in bins]
 
 
 def longest_first(lengths: Sequence[int], num_bins: int) -> Bins:
-    """Put the longest first, each into the emptiest bin (LPT: R. Graham, 1969)."""
+    """Put each length, the longest first, into the emptiest bin (LPT: R. Graham, 1969)."""
     bins, _ = _emptiest_first(_longest_first(lengths), lengths, num_bins)
     return [sorted(bin_) for bin_ in bins]
 
@@ -116,10 +118,10 @@ def _emptiest_first(
 
 def even_split(lengths: Sequence[int], num_bins: int) -> Bins:
     """Return `num_bins` bins of similar sums by the largest differencing method (N. Karmarkar and
-    R. Karp, 1982). With very many lengths, all but the shortest `DIFFERENCED` are distributed
+    R. Karp, 1982). With very many lengths, all but the shortest `MAX_DIFFERENCED` are distributed
     longest first; the shortest suffice to even out the rest."""
     order = _longest_first(lengths)
-    before = order[: max(len(order) - DIFFERENCED, 0)]
+    before = order[: max(len(order) - MAX_DIFFERENCED, 0)]
     rows: list[list[tuple[int, tuple]]] = []
     if before:
         bins, loads = _emptiest_first(before, lengths, num_bins)
@@ -129,9 +131,10 @@ def even_split(lengths: Sequence[int], num_bins: int) -> Bins:
     return _joined_bins(rows)
 
 
-def even_deal(lengths: Sequence[int], num_bins: int) -> Bins:
+def even_split_by_count(lengths: Sequence[int], num_bins: int) -> Bins:
     """Return bins like `even_split`, with counts that differ by at most one: the balanced form of
-    the method (W. Michiels et al., 2003), in which neighbours in length make rows of `num_bins`."""
+    the method (W. Michiels et al., 2003), in which each row of `num_bins` neighbours in length
+    gives every bin one."""
     order, rows = _longest_first(lengths), [[(0, ())] * num_bins]
     for start in range(0, len(order), num_bins):
         part = order[start : start + num_bins]
@@ -190,43 +193,43 @@ def pack(
     max_tokens_per_microbatch: int,
     updates: int = 1,
     temperature: float = 1.0,
-    asked: Collection[int] = (),
+    logprob_ids: Collection[int] = (),
     images: Mapping[str, bytes] = NO_IMAGES,
     shares_prompts: bool = False,
 ) -> TrainBatch:
     """Pack every sequence once. `objective`: name by which ranks load it; `updates`: number of
-    optimizer updates, less if there are fewer groups; `asked`: sequences whose log-probs a step
-    returns; `images`: PNG files by hash, at least those of the sequences' spans, of which each
+    optimizer updates, fewer if there are fewer groups; `logprob_ids`: sequences whose log-probs a
+    step returns; `images`: PNG files by hash, at least those of the sequences' spans, of which each
     shard gets its own. `shares_prompts`: put the sequences of a group into one microbatch of one
     rank, as far as they fit, since the rank then computes their prompt once."""
-    shards = lay_out(
+    shards = plan_shards(
         sequences,
         objective=objective,
         dp=dp,
         max_tokens_per_microbatch=max_tokens_per_microbatch,
         updates=updates,
         temperature=temperature,
-        asked=asked,
+        logprob_ids=logprob_ids,
         shares_prompts=shares_prompts,
     )
-    return TrainBatch(shards=[shard.filled(sequences, images) for shard in shards])
+    return TrainBatch(shards=[shard.with_tokens(sequences, images) for shard in shards])
 
 
-def lay_out(
-    sequences: Sequence[TrainSequence | Outline],
+def plan_shards(
+    sequences: Sequence[TrainSequence | SequenceOutline],
     *,
     objective: str,
     dp: int,
     max_tokens_per_microbatch: int,
     updates: int = 1,
     temperature: float = 1.0,
-    asked: Collection[int] = (),
+    logprob_ids: Collection[int] = (),
     shares_prompts: bool = False,
 ) -> list[ShardLayout]:
-    """Decide as `pack` which sequences each rank gets, without their tokens. Return [dp]."""
+    """Return [dp] the layout of each rank's shard, as `pack` decides it, without the tokens."""
     assert sequences, "a step needs at least one sequence"
     parts = [
-        _spread(
+        _distribute_update(
             members,
             sequences,
             dp=dp,
@@ -241,7 +244,7 @@ def lay_out(
             updates=(own := [update[rank] for update in parts]),
             sequence_ids=np.array(numbers := _numbers(own), np.int64),
             loss_weights=weights[numbers],
-            asked=tuple(sorted(set(asked).intersection(numbers))),
+            logprob_ids=tuple(sorted(set(logprob_ids).intersection(numbers))),
             dp_rank=rank,
             num_sequences=len(sequences),
             objective=objective,
@@ -256,7 +259,7 @@ def _numbers(updates: Sequence[Sequence[Sequence[int]]]) -> list[int]:
 
 
 def images_of(items: Iterable[object]) -> dict[str, bytes]:
-    """Return the PNG files of groups, rows and pairs of rows, by hash."""
+    """Return hash -> PNG file of all images of groups, rows and pairs of rows."""
     holders: list[Prompt | Trajectory] = []
     for item in items:
         if isinstance(item, Group):
@@ -269,7 +272,9 @@ def images_of(items: Iterable[object]) -> dict[str, bytes]:
     return {image.sha256: image.png for holder in holders for image in holder.images}
 
 
-def _split_by_group(sequences: Sequence[TrainSequence | Outline], updates: int) -> list[list[int]]:
+def _split_by_group(
+    sequences: Sequence[TrainSequence | SequenceOutline], updates: int
+) -> list[list[int]]:
     """Return the sequence numbers of each update: neighbouring groups, in parts as equal as
     possible."""
     groups: dict[int, list[int]] = {}
@@ -280,7 +285,7 @@ def _split_by_group(sequences: Sequence[TrainSequence | Outline], updates: int) 
 
 
 def _loss_weights(
-    sequences: Sequence[TrainSequence | Outline], updates: Sequence[Update]
+    sequences: Sequence[TrainSequence | SequenceOutline], updates: Sequence[Update]
 ) -> np.ndarray:
     """Return [sequences] float32 as `TrainShard.loss_weights` says. Sequences without a trained
     token do not count."""
@@ -295,7 +300,7 @@ def _loss_weights(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """The shard of one rank, without its tokens."""
+    """Describes the shard of one rank, without its tokens."""
 
     updates: list[list[list[int]]]
     """[updates][microbatches] numbers of sequences in the whole batch."""
@@ -303,14 +308,14 @@ class ShardLayout:
     """[N] the same numbers, in this order."""
     loss_weights: np.ndarray
     """[N] as in TrainShard."""
-    asked: tuple[int, ...]
+    logprob_ids: tuple[int, ...]
     """Numbers of the sequences whose log-probs a step returns."""
     dp_rank: int
     num_sequences: int
     objective: str
     temperature: float
 
-    def filled(
+    def with_tokens(
         self,
         sequences: Sequence[TrainSequence] | Mapping[int, TrainSequence],
         images: Mapping[str, bytes] = NO_IMAGES,
@@ -349,7 +354,7 @@ class ShardLayout:
                 for update in self.updates
             ],
             routed_experts=_routing(own),
-            asked=tuple(local[number] for number in numbers if number in self.asked),
+            logprob_ids=tuple(local[number] for number in numbers if number in self.logprob_ids),
             image_spans=spans if shown else (),
             images={image: images[image] for image in shown},
         )
@@ -378,22 +383,22 @@ def _routing(sequences: Sequence[TrainSequence]) -> np.ndarray | None:
     return np.concatenate(parts, dtype=narrow, casting="unsafe")
 
 
-def _spread(
+def _distribute_update(
     members: Sequence[int],
-    sequences: Sequence[TrainSequence | Outline],
+    sequences: Sequence[TrainSequence | SequenceOutline],
     *,
     dp: int,
     cap: int,
     by_group: bool,
 ) -> Update:
-    """Distribute the units of the members over ranks and microbatches, by their positions.
+    """Distribute the sequences in `members` over ranks and microbatches, units together.
     `by_group`: neighbours of a group that fit into a microbatch are a unit, too."""
     positions = [sequence.num_tokens - 1 for sequence in sequences]
     if not by_group and all(sequences[number].unit is None for number in members):
         lengths = [positions[number] for number in members]
         return [
             [sorted([members[index] for index in bin_]) for bin_ in bins]
-            for bins in share_out(lengths, num_ranks=dp, cap=cap)
+            for bins in distribute(lengths, num_ranks=dp, cap=cap)
         ]
     units: dict[object, list[int]] = {}
     for number in members:
@@ -408,5 +413,5 @@ def _spread(
     lengths = [sum([positions[number] for number in part]) for part in parts]
     return [
         [sorted([number for index in bin_ for number in parts[index]]) for bin_ in bins]
-        for bins in share_out(lengths, num_ranks=dp, cap=cap)
+        for bins in distribute(lengths, num_ranks=dp, cap=cap)
     ]

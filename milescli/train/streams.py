@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import RecipeError
-from milescli.core.user_code import mend, name_of
+from milescli.core.user_code import name_of, plugin_fix
 
 if TYPE_CHECKING:
     import torch
@@ -50,18 +50,18 @@ class Stream(StrEnum):
     """Which of `train.distill.teachers` scores the sequence; missing: the only one."""
 
 
-LOGPROBS = frozenset({Stream.ENGINE, Stream.OLD, Stream.REFERENCE})
+LOGPROB_STREAMS = frozenset({Stream.ENGINE, Stream.OLD, Stream.REFERENCE})
 """Streams that the loss compares with the policy's own log-probs."""
-FROM_RANKS = (Stream.OLD, Stream.REFERENCE, Stream.VALUES, Stream.CANDIDATES, Stream.TEACHER)
+RANK_STREAMS = (Stream.OLD, Stream.REFERENCE, Stream.VALUES, Stream.CANDIDATES, Stream.TEACHER)
 """Streams that the trainer's ranks compute if an objective needs them, in this order. CANDIDATES
 come with TEACHER."""
 
 
-def require_each(
+def require_per_position(
     piece: object, values: torch.Tensor | None, made: object, *, kind: str, of: str, count: int
 ) -> None:
     """Require `count` numbers in `values`, one per position; None means that `made`, the result of
-    the piece, has the wrong type. Raises RecipeError; `of` says what the values are, such as "a
+    a plug-in, has the wrong type. Raises RecipeError; `of` says what the values are, such as "a
     loss"."""
     if values is not None and values.shape == (count,):
         return
@@ -69,5 +69,5 @@ def require_each(
     raise RecipeError(
         f"the {kind} `{name_of(piece)}` returned {gave}",
         why=f"there are {count} positions, and each needs one value",
-        fix=mend(piece, f"docs/extending.md says what a {kind} gives"),
+        fix=plugin_fix(piece, f"docs/extending.md says what a {kind} gives"),
     )

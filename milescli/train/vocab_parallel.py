@@ -17,7 +17,7 @@ from milescli.platform import exact, onednn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabShard:
-    """Says which part of the vocabulary this rank's rows of the output layer cover."""
+    """Describes the part of the vocabulary that this rank's rows of the output layer cover."""
 
     start: int = 0
     """Token id of row 0."""
@@ -61,7 +61,7 @@ def target_logprobs(
         targets.shape,
     )
     rows = targets.view(len(targets), -1) if len(targets) else targets.view(0, 1)
-    form = _Form(shard=head.shard, cap=head.cap, temperature=temperature)
+    form = _SoftmaxForm(shard=head.shard, cap=head.cap, temperature=temperature)
     logprobs, entropy = _TargetLogprobs.apply(head.hidden, head.weight, rows, form)
     return logprobs.view(targets.shape), entropy
 
@@ -70,26 +70,26 @@ def target_logprobs(
 def top_logprobs(
     head: Head, *, count: int, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids int64, log-probs float32), [T, count] each, of the likeliest tokens under
-    softmax(logits / temperature), likeliest first and equal on all ranks; ties are broken
+    """Return (ids int64, log-probs float32), [T, count] each, of the most likely tokens under
+    softmax(logits / temperature), most likely first and equal on all ranks; ties are broken
     arbitrarily. `count` is at most the vocabulary's size."""
     shard, shape = head.shard, (len(head.hidden), count)
     best = head.hidden.new_full(shape, -torch.inf, dtype=torch.float32)
     ids = torch.zeros(shape, dtype=torch.int64, device=best.device)
 
-    def look(x: torch.Tensor, rows: slice, columns: slice) -> None:
+    def visit(x: torch.Tensor, rows: slice, columns: slice) -> None:
         values, places = x.topk(min(count, x.shape[1]))
         places += columns.start + shard.start
-        best[rows], ids[rows] = _likeliest([best[rows], values], [ids[rows], places], count)
+        best[rows], ids[rows] = _merge_top_k([best[rows], values], [ids[rows], places], count)
 
-    form = _Form(shard=shard, cap=head.cap, temperature=temperature)
-    log_total, _ = _totals(head.hidden, head.weight, form, look)
-    best, ids = _likeliest(_gathered(best, shard), _gathered(ids, shard), count)
+    form = _SoftmaxForm(shard=shard, cap=head.cap, temperature=temperature)
+    log_total, _ = _totals(head.hidden, head.weight, form, visit)
+    best, ids = _merge_top_k(_gather(best, shard), _gather(ids, shard), count)
     return ids, best - log_total[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
+class _SoftmaxForm:
     """Describes how logits become a distribution."""
 
     shard: VocabShard
@@ -99,11 +99,11 @@ class _Form:
 
 class _TargetLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, targets, form: _Form):
+    def forward(ctx, hidden, weight, targets, form: _SoftmaxForm):
         chosen = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
         """x of the targets in this rank's part of the vocabulary"""
 
-        def look(x: torch.Tensor, rows: slice, columns: slice) -> None:
+        def visit(x: torch.Tensor, rows: slice, columns: slice) -> None:
             local, is_here = _within(targets[rows], columns, form.shard)
             chosen[rows] += torch.where(is_here, x.gather(1, local), 0.0)
 
@@ -111,7 +111,7 @@ class _TargetLogprobs(torch.autograd.Function):
         needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         frozen = needs_hidden and not needs_weight and targets.shape[1] == 1
         rows = _MeanRow(hidden) if frozen and form.cap is None and not exact.is_on() else None
-        log_total, mean = _totals(hidden, weight, form, look, rows)
+        log_total, mean = _totals(hidden, weight, form, visit, rows)
         _all_reduce(chosen, dist.ReduceOp.SUM, form.shard)
         ctx.form = form
         mean_row = None if rows is None else rows.of(log_total)
@@ -122,7 +122,7 @@ class _TargetLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_logprob, grad_entropy):
         hidden, weight, targets, log_total, mean, mean_row = ctx.saved_tensors
-        form: _Form = ctx.form
+        form: _SoftmaxForm = ctx.form
         if mean_row is not None and grad_entropy is None:
             local, is_here = _within(targets, slice(0, form.shard.size), form.shard)
             own = torch.where(is_here, weight[local[:, 0]].float(), 0.0)
@@ -148,8 +148,9 @@ class _TargetLogprobs(torch.autograd.Function):
             for rows in blocks:
                 logits = _logits(hidden[rows], part, form.cap)
                 bend = None if form.cap is None else 1 - (logits / form.cap).square_()
-                grad = _heated(
-                    slope(_heated(logits, form.temperature), rows, columns), form.temperature
+                grad = _divide_by_temperature(
+                    slope(_divide_by_temperature(logits, form.temperature), rows, columns),
+                    form.temperature,
                 )
                 grad = (grad if bend is None else grad.mul_(bend)).to(weight.dtype)
                 grad_hidden[rows] += onednn.product(grad, part.t())
@@ -190,15 +191,16 @@ class _MeanRow:
 def _totals(
     hidden: torch.Tensor,
     weight: torch.Tensor,
-    form: _Form,
-    look: Callable[[torch.Tensor, slice, slice], None],
+    form: _SoftmaxForm,
+    visit: Callable[[torch.Tensor, slice, slice], None],
     mean_row: _MeanRow | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (logsumexp(x), sum_k p_k x_k) [T] over all ranks. `look`: called with every block of
-    x, its rows, and which of this rank's columns it covers. `mean_row` receives the same blocks."""
+    """Return (logsumexp(x), sum_k p_k x_k) [T] over all ranks. `visit` is called with every block
+    of x, its rows, and which of this rank's columns it covers. `mean_row` receives the same
+    blocks."""
     if exact.is_on():
         assert form.shard.group is None or form.shard.group.size() == 1, "the plan refuses tp"
-        return _exact_totals(hidden, weight, form, look)
+        return _exact_totals(hidden, weight, form, visit)
     blocks = list(_blocks(hidden, form.shard.size))
     shape = (len(blocks), len(hidden))
     peaks, sums, firsts = torch.zeros((3, *shape), dtype=torch.float32, device=hidden.device)
@@ -206,8 +208,10 @@ def _totals(
     peak)"""
     for number, (columns, rows_of_blocks) in enumerate(blocks):
         for rows in rows_of_blocks:
-            x = _heated(_logits(hidden[rows], weight[columns], form.cap), form.temperature)
-            look(x, rows, columns)
+            x = _divide_by_temperature(
+                _logits(hidden[rows], weight[columns], form.cap), form.temperature
+            )
+            visit(x, rows, columns)
             peak = x.amax(dim=1)
             p = x.sub_(peak[:, None]).exp()
             peaks[number, rows], sums[number, rows] = peak, p.sum(dim=1)
@@ -217,9 +221,11 @@ def _totals(
     # a rank beyond the end of a small vocabulary has no columns
     peak = peaks.amax(dim=0) if blocks else peaks.new_full(shape[1:], -torch.inf)
     _all_reduce(peak, dist.ReduceOp.MAX, form.shard)
-    behind = peaks.sub_(peak)
-    share = behind.exp()
-    both = torch.stack([sums.mul(share).sum(0), firsts.addcmul_(sums, behind).mul_(share).sum(0)])
+    log_scale = peaks.sub_(peak)
+    share = log_scale.exp()
+    both = torch.stack(
+        [sums.mul(share).sum(0), firsts.addcmul_(sums, log_scale).mul_(share).sum(0)]
+    )
     _all_reduce(both, dist.ReduceOp.SUM, form.shard)
     return both[0].log() + peak, both[1] / both[0] + peak
 
@@ -227,17 +233,19 @@ def _totals(
 def _exact_totals(
     hidden: torch.Tensor,
     weight: torch.Tensor,
-    form: _Form,
-    look: Callable[[torch.Tensor, slice, slice], None],
+    form: _SoftmaxForm,
+    visit: Callable[[torch.Tensor, slice, slice], None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `_totals` with whole rows of logits in the form that engines use. A block has as many
-    numbers as in `_totals`."""
+    """Compute `_totals` from whole rows of logits, as engines do. A block has as many numbers as in
+    `_totals`."""
     columns = slice(0, form.shard.size)
     tokens, width = head_block(on_host=hidden.device.type == "cpu")
     log_total, mean = torch.empty((2, len(hidden)), dtype=torch.float32, device=hidden.device)
-    for rows in _cut(len(hidden), max(tokens * width // form.shard.size, 1)):
-        x = _heated(_logits(hidden[rows], weight[columns], form.cap), form.temperature)
-        look(x, rows, columns)
+    for rows in _slices(len(hidden), max(tokens * width // form.shard.size, 1)):
+        x = _divide_by_temperature(
+            _logits(hidden[rows], weight[columns], form.cap), form.temperature
+        )
+        visit(x, rows, columns)
         log_total[rows] = exact.log_total(x)
         logprobs = x.sub_(log_total[rows, None])
         mean[rows] = torch.linalg.vecdot(logprobs.exp(), logprobs)
@@ -245,12 +253,12 @@ def _exact_totals(
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, cap: float | None) -> torch.Tensor:
-    """Return [rows, columns] float32, a new tensor."""
+    """Return [rows, columns] the capped logits, float32, a new tensor."""
     logits = onednn.product(hidden, weight).float()
     return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
-def _heated(x: torch.Tensor, temperature: float) -> torch.Tensor:
+def _divide_by_temperature(x: torch.Tensor, temperature: float) -> torch.Tensor:
     """Divide x by the temperature, in place."""
     return x if temperature == 1.0 else x.div_(temperature)
 
@@ -259,11 +267,11 @@ def _blocks(hidden: torch.Tensor, size: int) -> Iterator[tuple[slice, list[slice
     """Yield parts of the columns, each with its blocks of tokens: columns are the outer loop, so
     that every part of the weight, and of its gradient, is read and written once."""
     tokens, columns = head_block(on_host=hidden.device.type == "cpu")
-    rows = _cut(len(hidden), tokens)
-    return ((part, rows) for part in _cut(size, columns))
+    rows = _slices(len(hidden), tokens)
+    return ((part, rows) for part in _slices(size, columns))
 
 
-def _cut(length: int, step: int) -> list[slice]:
+def _slices(length: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
@@ -276,10 +284,10 @@ def _within(
     return torch.where(is_here, local, 0), is_here
 
 
-def _likeliest(
+def _merge_top_k(
     values: list[torch.Tensor], ids: list[torch.Tensor], count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (values, ids) [rows, count] of the largest values, from parts [rows, n] of both."""
+    """Return (values, ids) [rows, count] of the largest values among several parts [rows, n]."""
     best, places = torch.cat(values, dim=1).topk(count)
     return best, torch.cat(ids, dim=1).gather(1, places)
 
@@ -289,7 +297,7 @@ def _all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp, shard: VocabShar
         dist.all_reduce(tensor, op=operation, group=shard.group)
 
 
-def _gathered(part: torch.Tensor, shard: VocabShard) -> list[torch.Tensor]:
+def _gather(part: torch.Tensor, shard: VocabShard) -> list[torch.Tensor]:
     """Return [ranks] the parts of all ranks."""
     if shard.group is None or shard.group.size() == 1:
         return [part]

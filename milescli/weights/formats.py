@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.user_code import mend
+from milescli.core.user_code import plugin_fix
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ def pairs_of(
             raise RecipeError(
                 f"the weight format returned {pair!r:.200} for `{name}`",
                 why="engines receive pairs of a name and a tensor",
-                fix=mend(to_format, "it returns a list of such pairs"),
+                fix=plugin_fix(to_format, "it returns a list of such pairs"),
             )
     return made
 

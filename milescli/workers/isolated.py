@@ -16,7 +16,7 @@ from typing import Any
 
 from milescli.core import user_code
 from milescli.core.errors import RecipeError
-from milescli.core.imports import imported
+from milescli.core.imports import import_object
 from milescli.core.registry import PlugPoint
 from milescli.workers.worker import CallFailed, UserWorker
 
@@ -131,7 +131,7 @@ class IsolatedPlugin:
         return lambda *args, **options: self._call(name, args, options)
 
     def _call(self, attribute: str | None, args: tuple[Any, ...], options: Any) -> Any:
-        lane, mend = _LANES.setdefault(self._lane, _Lane()), user_code.mend(self._plugin)
+        lane, mend = _LANES.setdefault(self._lane, _Lane()), user_code.plugin_fix(self._plugin)
         target = (self._path, self._number, self._made_with, attribute, args, options)
         with lane.lock:
             try:
@@ -175,7 +175,7 @@ def call_in_process(
     `folder` as working directory."""
     _change_folder(folder)
     sys.path[:] = paths
-    target: Any = imported(path)
+    target: Any = import_object(path)
     if made_with is not None:
         if number not in _INSTANCES:
             _INSTANCES[number] = target(**made_with)

@@ -24,10 +24,10 @@ MANY = 3
 
 def events_of(run: Path) -> list[dict]:
     """All whole lines of the run's events; a full disk tears some."""
-    return whole_records(_lines(run / "events.jsonl"))
+    return intact_records(_lines(run / "events.jsonl"))
 
 
-def whole_records(lines: Iterable[str | bytes]) -> list[dict]:
+def intact_records(lines: Iterable[str | bytes]) -> list[dict]:
     """Of lines in JSON, without those that are torn."""
     records = []
     for line in lines:

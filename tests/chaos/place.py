@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from tests.chaos import rewards
-from tests.chaos.oracle import events_of, of_kind, whole_records
+from tests.chaos.oracle import events_of, intact_records, of_kind
 from tests.chaos.victims import RunProcesses
 from tests.end_to_end.runs import MILES, Workplace
 
@@ -69,7 +69,7 @@ class Attempt:
             data = opened.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
-        new = whole_records(whole.splitlines())
+        new = intact_records(whole.splitlines())
         self.events += [(now, event) for event in new]
         return new
 

@@ -12,10 +12,10 @@ from tests.chaos.oracle import (
     compared,
     figures_that_are_far,
     figures_that_differ,
+    intact_records,
     losses_that_differ,
     samples_that_differ,
     tensors_of,
-    whole_records,
 )
 
 
@@ -102,7 +102,7 @@ def test_one_bit_of_one_tensor_is_found(tmp_path: Path) -> None:
 
 
 def test_what_a_full_disk_tore_is_left_out_and_what_was_told_must_be_right() -> None:
-    assert whole_records(['{"step": 1}', '{"a": {}', "", '{"step": 3}']) == [
+    assert intact_records(['{"step": 1}', '{"a": {}', "", '{"step": 3}']) == [
         {"step": 1},
         {"step": 3},
     ]

@@ -75,7 +75,7 @@ def test_any_region_of_a_tensor_is_read(
     out = torch.empty([end - start for start, end in ranges], dtype=torch.int32)
     file = os.open(path, os.O_RDONLY)
     try:
-        read_region(file, 3, shape, ranges, out, forget=False)
+        read_region(file, 3, shape, ranges, out, drop_cache=False)
     finally:
         os.close(file)
     assert torch.equal(out, whole[tuple(slice(*bounds) for bounds in ranges)])

@@ -17,18 +17,18 @@ from milescli.checkpoint.journal import (
     FinishedFile,
     PartFolder,
     RecordWriter,
-    keep_only,
-    part_of,
+    intact_records,
+    part_folder_of,
     read_journal,
     read_record,
-    whole_records,
+    retain_records,
 )
 from milescli.core.errors import CheckpointError
 
 
 def _finish(part: PartFolder, name: str, content: bytes = b"content") -> None:
     (part.path / name).write_bytes(content)
-    part.finish_file(FinishedFile(name=name, size_bytes=len(content), crc32=0))
+    part.record_finished(FinishedFile(name=name, size_bytes=len(content), crc32=0))
 
 
 def _left(target: Path, *names: str, fingerprint: str = "a", command: str | None = "go") -> Path:
@@ -36,7 +36,7 @@ def _left(target: Path, *names: str, fingerprint: str = "a", command: str | None
     with PartFolder(target, fingerprint=fingerprint, command=command) as part:
         for name in names:
             _finish(part, name)
-    return part_of(target)
+    return part_folder_of(target)
 
 
 def test_the_next_one_of_the_same_fingerprint_goes_on(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_was_not_read_back_is_not_finished_for_one_who_wants_it_read_back(
 ) -> None:
     with PartFolder(tmp_path / "out", fingerprint="a", read_back=False) as part:
         (part.path / "one").write_bytes(b"1")
-        part.finish_file(FinishedFile(name="one", size_bytes=1, crc32=0, read_back=False))
+        part.record_finished(FinishedFile(name="one", size_bytes=1, crc32=0, read_back=False))
         _finish(part, "two")
     with PartFolder(tmp_path / "out", fingerprint="a") as part:
         assert list(part.finished) == ["two"]
@@ -111,7 +111,7 @@ def test_what_was_begun_and_not_finished_is_no_loss(tmp_path: Path) -> None:
 
 
 def test_files_of_nobody_are_not_thrown_away(tmp_path: Path) -> None:
-    part_path = part_of(tmp_path / "out")
+    part_path = part_folder_of(tmp_path / "out")
     part_path.mkdir()
     (part_path / "thesis.txt").write_text("years of work")
     with (
@@ -143,13 +143,13 @@ def _written(folder: Path) -> Path:
 
 
 def _heads(path: Path) -> list[dict]:
-    return [head for _, head in whole_records(path)]
+    return [head for _, head in intact_records(path)]
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = _written(tmp_path)
     assert path.stat().st_mode & 0o077 == 0
-    read = [read_record(place) for place, _ in whole_records(path)]
+    read = [read_record(place) for place, _ in intact_records(path)]
     assert read == [(head, b"".join(parts)) for head, parts in RECORDS]
 
 
@@ -160,7 +160,7 @@ def test_a_torn_or_changed_record_ends_the_file(
 ) -> None:
     path = _written(tmp_path_factory.mktemp("records"))
     content = bytearray(path.read_bytes())
-    ends = [place.offset + place.size for place, _ in whole_records(path)]
+    ends = [place.offset + place.size for place, _ in intact_records(path)]
     at = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
         del content[at:]
@@ -173,8 +173,8 @@ def test_a_torn_or_changed_record_ends_the_file(
 
 def test_others_are_left_out(tmp_path: Path) -> None:
     path = _written(tmp_path)
-    places = [place for place, _ in whole_records(path)]
-    keep_only(path, [places[1], places[4]])
+    places = [place for place, _ in intact_records(path)]
+    retain_records(path, [places[1], places[4]])
     assert _heads(path) == [RECORDS[1][0], RECORDS[4][0]]
     with pytest.raises(OSError, match="not what was written"):
         read_record(places[4])

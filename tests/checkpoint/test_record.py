@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.checkpoint.record import carry_over
+from milescli.checkpoint.record import copy_non_weights
 from milescli.core.errors import CheckpointError
 
 
@@ -16,7 +16,7 @@ def test_a_link_out_of_the_folder_is_refused_and_nothing_is_copied(tmp_path: Pat
     (model / "additional_chat_templates").mkdir(parents=True)
     (model / "config.json").write_text("{}")
     (model / "same.json").symlink_to("config.json")
-    assert carry_over(model, tmp_path / "copy") == [
+    assert copy_non_weights(model, tmp_path / "copy") == [
         "additional_chat_templates",
         "config.json",
         "same.json",
@@ -24,7 +24,7 @@ def test_a_link_out_of_the_folder_is_refused_and_nothing_is_copied(tmp_path: Pat
     for place in (model / "extra.txt", model / "additional_chat_templates" / "extra.jinja"):
         place.symlink_to(tmp_path / "private")
         with pytest.raises(CheckpointError, match="points outside") as caught:
-            carry_over(model, tmp_path / "other")
+            copy_non_weights(model, tmp_path / "other")
         assert str(tmp_path / "private") in caught.value.why
         assert not (tmp_path / "other").exists()
         place.unlink()
@@ -37,5 +37,5 @@ def test_links_of_the_hubs_cache_to_its_blobs_are_followed(tmp_path: Path) -> No
     blobs.mkdir()
     (blobs / "123").write_text("{}")
     (snapshot / "config.json").symlink_to("../../blobs/123")
-    assert carry_over(snapshot, tmp_path / "copy") == ["config.json"]
+    assert copy_non_weights(snapshot, tmp_path / "copy") == ["config.json"]
     assert (tmp_path / "copy" / "config.json").read_text() == "{}"

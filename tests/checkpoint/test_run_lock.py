@@ -18,7 +18,7 @@ from tests.fake_run import WrittenRun
 
 
 def test_one_driver_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lock, "LOOK_S", 0.001)
+    monkeypatch.setattr(run_lock, "LOCK_WAIT_S", 0.001)
     run = RunDir(tmp_path)
     assert not is_locked(run)
     with run_lock.lock(run):

@@ -47,7 +47,7 @@ def test_a_folder_without_manifest_does_not_count(tmp_path: Path) -> None:
     _save(store, 1)
     store.begin(2)
     assert store.steps() == [1]
-    assert store.torn() == [2]
+    assert store.incomplete_steps() == [2]
     assert store.find(None).step == 1
     with pytest.raises(CheckpointError, match="step_2 is incomplete") as caught:
         store.find(2)
@@ -72,7 +72,7 @@ def test_torn_folders_older_than_a_complete_one_go(tmp_path: Path) -> None:
     store.begin(1)
     _save(store, 2)
     store.begin(3)
-    assert store.torn() == [3]
+    assert store.incomplete_steps() == [3]
 
 
 def _damage(file: Path, how: str) -> None:
@@ -96,7 +96,7 @@ def test_a_damaged_file_is_named_and_the_step_before_is_the_fix(tmp_path: Path, 
         with pytest.raises(CheckpointError, match=r"data/tensors\.bin") as caught:
             store.find(asked)
         assert caught.value.fixes[0].startswith("--step 1 ")
-    whole, damages = store.newest_whole()
+    whole, damages = store.newest_intact()
     assert whole is not None and whole.step == 1
     assert ["step_2" in damage.what for damage in damages] == [True]
 
@@ -108,18 +108,18 @@ def test_where_no_checkpoint_is_whole_nothing_begins_anew(tmp_path: Path, how: s
         _save(store, step)
         _damage(tmp_path / f"step_{step}" / "data" / "tensors.bin", how)
     with pytest.raises(CheckpointError, match="is intact") as caught:
-        store.newest_whole()
+        store.newest_intact()
     assert "step_1" in caught.value.why and "step_2" in caught.value.why
-    assert CheckpointStore(tmp_path / "nowhere").newest_whole() == (None, [])
+    assert CheckpointStore(tmp_path / "nowhere").newest_intact() == (None, [])
 
 
 def test_a_save_that_was_cut_short_before_any_step_loses_nothing(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.begin(0)
-    assert store.newest_whole() == (None, [])
+    assert store.newest_intact() == (None, [])
     store.begin(3)
     with pytest.raises(CheckpointError, match="step_3 was cut short"):
-        store.newest_whole()
+        store.newest_intact()
 
 
 @pytest.mark.parametrize("what", ["file", "link"])
@@ -134,7 +134,7 @@ def test_a_file_in_place_of_a_newer_checkpoint_is_not_passed_over(
         store.find(None)
     assert caught.value.fixes == ["--step 1   # the newest checkpoint"]
     assert store.find(1).step == 1
-    whole, damages = store.newest_whole()
+    whole, damages = store.newest_intact()
     assert whole is not None and whole.step == 1 and f"is a {what}" in damages[0].what
     _save(store, 3)
     assert store.find(None).step == 3

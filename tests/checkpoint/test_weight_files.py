@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from milescli.checkpoint.matching import require_mtp_layer
-from milescli.checkpoint.weight_files import mark_of, require_base
+from milescli.checkpoint.weight_files import digest_of, require_base
 from milescli.core.errors import CheckpointError
 from tests.backends.megatron.tiny_models import make_model
 
@@ -29,16 +29,16 @@ def test_other_weights_have_another_mark(tmp_path: Path, changed: int) -> None:
     copy = _model(tmp_path / "copy", bytes(content))
     content[changed] ^= 1
     other = _model(tmp_path / "other", bytes(content))
-    assert mark_of(one) == mark_of(copy) != mark_of(other)
-    require_base(mark_of(one), copy, checkpoint=tmp_path)
+    assert digest_of(one) == digest_of(copy) != digest_of(other)
+    require_base(digest_of(one), copy, checkpoint=tmp_path)
     with pytest.raises(CheckpointError, match="another base model"):
-        require_base(mark_of(one), other, checkpoint=tmp_path)
+        require_base(digest_of(one), other, checkpoint=tmp_path)
 
 
 def test_a_model_of_other_files_has_another_mark(tmp_path: Path) -> None:
     one, other = _model(tmp_path / "one", b"a"), _model(tmp_path / "other", b"a")
     (other / "more.safetensors").write_bytes(b"")
-    assert mark_of(one) != mark_of(other)
+    assert digest_of(one) != digest_of(other)
 
 
 @pytest.mark.parametrize(

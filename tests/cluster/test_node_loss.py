@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milescli.cluster import node_loss
-from milescli.cluster.node_loss import nodes_that_are_left
+from milescli.cluster.node_loss import remaining_nodes
 from milescli.cluster.nodes import RunNodes, TooFewNodes
 from milescli.console.output import Mode, Output
 from milescli.platform.machine import parse_machine
@@ -40,7 +40,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return RunNodes(machine=parse_machine(f"{loaded.recipe.machine.nodes}x1xH200"))
 
     monkeypatch.setattr(node_loss, "find_nodes", find)
-    monkeypatch.setattr(node_loss, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(node_loss, "CHECK_INTERVAL_S", 0.01)
     return numbers
 
 
@@ -48,7 +48,7 @@ def _left(loaded: LoadedRecipe) -> tuple[int, int, str]:
     """(nodes of the recipe, nodes of the machine, what the user was told)."""
     told = io.StringIO()
     output = Output(Mode.HUMAN, stdout=io.StringIO(), stderr=told)
-    recipe, nodes = nodes_that_are_left(loaded, output=output)
+    recipe, nodes = remaining_nodes(loaded, output=output)
     return recipe.recipe.machine.nodes, len(nodes.machine.nodes), told.getvalue()
 
 

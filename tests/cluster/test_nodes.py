@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from milescli.backends.ray.everywhere import NodeAnswer
+from milescli.backends.ray.each_node import NodeResult
 from milescli.backends.ray.nodes import ClusterNode
 from milescli.cluster import nodes as module
 from milescli.cluster.nodes import RunNodes, choose_nodes
@@ -27,7 +27,7 @@ def _answer(
     is_driver: bool = False,
     num_gpus: int | None = None,
     **versions: str,
-) -> NodeAnswer:
+) -> NodeResult:
     there = parse_machine(machine)
     gpus = len(there.nodes[0].devices) if num_gpus is None else num_gpus
     node = ClusterNode(
@@ -43,7 +43,7 @@ def _answer(
         interfaces={f"10.0.0.{number}": f"eth{number}"},
         variables={},
     )
-    return NodeAnswer(node=node, result=report)
+    return NodeResult(node=node, result=report)
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Plant what the nodes of a cluster answer, and what is free on them by their id (all, where
     nothing is said)."""
 
-    def plant(*given: NodeAnswer, free: dict[str, float] | None = None) -> None:
+    def plant(*given: NodeResult, free: dict[str, float] | None = None) -> None:
         from contextlib import nullcontext
 
         all_free = {answer.node.node_id: float(answer.node.num_gpus) for answer in given}
         monkeypatch.setattr(module, "joined", lambda address: nullcontext())
-        monkeypatch.setattr(module, "each_node", lambda *_, **__: list(given))
+        monkeypatch.setattr(module, "run_on_each_node", lambda *_, **__: list(given))
         monkeypatch.setattr(
             module,
             "free_resources",
@@ -81,7 +81,7 @@ def test_the_wanted_nodes_are_taken_in_order_and_the_plan_is_made_for_the_weakes
     taken = _choose(nodes=2)
     assert [member.node.address for member in taken.chosen] == ["10.0.0.1", "10.0.0.2"]
     assert [len(node.devices) for node in taken.machine.nodes] == [4, 4]
-    assert taken.beyond_this_computer
+    assert taken.spans_computers
 
 
 def test_a_head_without_devices_and_nodes_that_are_taken_are_passed_over(answers) -> None:
@@ -110,7 +110,7 @@ def test_devices_that_ray_does_not_count_are_not_there(answers) -> None:
 
 
 def test_too_few_nodes_are_named_with_those_that_did_not_answer(answers) -> None:
-    late = NodeAnswer(
+    late = NodeResult(
         node=_answer(2, "cpu").node,
         error=WaitTimeout("node 10.0.0.2 did not answer", why="hung", fix="ray status"),
     )

@@ -14,7 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milescli.cluster.watchdog import Watchdog, clean_up_instead, is_on_duty, start_watchdog
+from milescli.cluster.watchdog import (
+    Watchdog,
+    clean_up_without_watchdog,
+    is_watching,
+    start_watchdog,
+)
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from tests.waiting import runs, until
 
@@ -146,23 +151,23 @@ def test_a_watchdog_that_dies_or_is_held_has_a_successor_that_knows_what_it_knew
     scratch, verdict, pids = tmp_path / "scratch", tmp_path / "verdict.json", list[int]()
     scratch.mkdir()
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    begin = Watchdog._begin
+    begin = Watchdog._start
 
     def begin_and_tell(watchdog: Watchdog) -> None:
         begin(watchdog)
         pids.append(watchdog._pid)
 
-    monkeypatch.setattr(Watchdog, "_begin", begin_and_tell)
+    monkeypatch.setattr(Watchdog, "_start", begin_and_tell)
     watchdog = start_watchdog(token=token, scratch_dirs=[scratch])
     watchdog.write_verdict_to(verdict)
     os.kill(pids[0], harm)
     until(lambda: watchdog.num_replaced == 1)
-    assert not is_on_duty(pids[0]) and is_on_duty(pids[1])
+    assert not is_watching(pids[0]) and is_watching(pids[1])
     os.kill(pids[1], harm)  # and at once the driver ends
     verdict.write_text('{"outcome": "done"}\n')
     watchdog.release()
     assert not scratch.exists()
-    assert len(pids) == 3 and not any(map(is_on_duty, pids))
+    assert len(pids) == 3 and not any(map(is_watching, pids))
 
 
 def test_where_driver_and_watchdog_died_another_cleans_up(tmp_path: Path) -> None:
@@ -174,6 +179,6 @@ def test_where_driver_and_watchdog_died_another_cleans_up(tmp_path: Path) -> Non
         env={**os.environ, TOKEN_VARIABLE: token},
     )
     until(lambda: child.pid in set(processes_of(token)))
-    clean_up_instead(token=token, scratch_dirs=[scratch], verdict=verdict)
+    clean_up_without_watchdog(token=token, scratch_dirs=[scratch], verdict=verdict)
     assert child.wait(60) == -signal.SIGTERM
     assert not scratch.exists() and json.loads(verdict.read_text())["outcome"] == "killed"

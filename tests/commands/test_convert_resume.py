@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.checkpoint.journal import part_of
+from milescli.checkpoint.journal import part_folder_of
 from tests.commands.conftest import Miles, Said
 from tests.conversion.making import interrupted_after, make, same_bytes, to_megatron
 
@@ -49,7 +49,7 @@ def test_to_megatron_goes_on_with_dtype_and_revision(miles: Miles, source: Path)
     assert words == ["convert", "hf-to-megatron", str(source), "out $1", *options]
     done = miles(*words)
     assert done.code == 0 and json.loads(done.out.splitlines()[-1])["resumed_bytes"] > 0
-    assert Path("out $1").is_dir() and not part_of(Path("out $1")).exists()
+    assert Path("out $1").is_dir() and not part_folder_of(Path("out $1")).exists()
 
 
 def test_to_hf_goes_on_with_model_step_dtype_and_shards(
@@ -94,7 +94,7 @@ def test_what_another_command_finished_is_kept_and_both_ways_out_are_named(
     begun += ["--verify", "tensors"]
     with interrupted_after(1):
         miles(*begun)
-    part = part_of(Path("out").absolute())
+    part = part_folder_of(Path("out").absolute())
     kept = {path: path.stat().st_mtime_ns for path in part.rglob("*")}
     other = miles("convert", "hf-to-megatron", str(source), "out", "--json")
     assert other.code == 6
@@ -122,7 +122,7 @@ def test_a_source_that_has_changed_since_is_told_from_another_command(
     said = miles(*command)
     assert said.code == 6 and "changed since" in json.loads(said.err.splitlines()[-1])["error"]
     (remove,) = _fixes(said)
-    assert remove.startswith(f"rm -r {part_of(Path('out').absolute())}")
+    assert remove.startswith(f"rm -r {part_folder_of(Path('out').absolute())}")
 
 
 def test_a_dry_run_says_that_an_earlier_attempt_is_of_something_else(

@@ -9,7 +9,7 @@ import pytest
 
 from milescli.commands.find_run import EvalTarget, find_eval_target
 from milescli.core.errors import ExitCode, MemoryTaken
-from milescli.plan.engines_alone import ELSEWHERE
+from milescli.plan.engines_alone import REMOTE_SERVER_FIX
 from milescli.runtime.evaluation import chat
 from milescli.runtime.evaluation.results import SetResult, write_result
 from milescli.runtime.evaluation.sets import EvalOptions
@@ -201,7 +201,7 @@ def test_a_model_that_does_not_fit_has_the_fixes_of_the_verb_that_was_typed(
     fixes = [
         "--set rollout.max_response_tokens=256   # shorter responses",
         "--set train.precision=bf16   # half the weights",
-        ELSEWHERE,
+        REMOTE_SERVER_FIX,
     ]
 
     def evaluate_model(*_: object, **__: object) -> None:

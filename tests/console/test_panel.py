@@ -15,7 +15,7 @@ from rich.console import Console
 from milescli.console.columns import COLUMNS, fitting_columns
 from milescli.console.live import milestone, step_line
 from milescli.console.panel import frame
-from milescli.core.events import Event, OfAdapter, PhaseStarted, VerdictGiven, stamped
+from milescli.core.events import AdapterEvent, Event, PhaseStarted, VerdictGiven, stamped
 from milescli.core.history import History
 from tests.fake_run import eval_done, events, step_done
 
@@ -151,7 +151,7 @@ def test_the_panel_of_several_adapters_shows_how_far_each_is(width: int) -> None
     feed(history, PhaseStarted(phase="start", detail="1 trainer ranks, 1 engines"))
     for name, num_events in (("sums", 90), ("words", 100)):
         for event in list(events())[:num_events]:
-            feed(history, OfAdapter(adapter=name, event=event))
+            feed(history, AdapterEvent(adapter=name, event=event))
     lines = drawn(history, width)
     shown = "\n".join(lines)
     steps = [one.step for one in history.adapters.values()]
@@ -161,5 +161,5 @@ def test_the_panel_of_several_adapters_shows_how_far_each_is(width: int) -> None
     assert max(map(len, lines)) <= width and "start" not in lines[-1]
     many = History(name="many")
     for number in range(100):
-        feed(many, OfAdapter(adapter=f"a{number}", event=step_done(1, 40, reward=0.5)))
+        feed(many, AdapterEvent(adapter=f"a{number}", event=step_done(1, 40, reward=0.5)))
     assert len(drawn(many, width, height=24)) <= 24

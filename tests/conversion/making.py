@@ -110,7 +110,7 @@ def same_bytes(first: Path, second: Path, *names: str) -> bool:
 @contextmanager
 def interrupted_after(num_files: int) -> Iterator[None]:
     """Ctrl-C as soon as so many files are finished."""
-    plain = PartFolder.finish_file
+    plain = PartFolder.record_finished
 
     def finish(self: PartFolder, file: FinishedFile) -> None:
         plain(self, file)
@@ -118,5 +118,5 @@ def interrupted_after(num_files: int) -> Iterator[None]:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PartFolder, "finish_file", finish)
+        patch.setattr(PartFolder, "record_finished", finish)
         yield

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from milescli.checkpoint import integrity
 from milescli.checkpoint.files import StreamFile
-from milescli.checkpoint.journal import part_of, read_journal
+from milescli.checkpoint.journal import part_folder_of, read_journal
 from milescli.core.errors import CheckpointError, Stopped
 from tests.conversion.making import (
     ROOT,
@@ -148,13 +148,13 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
 _KILLED = """
 import os, sys
 from milescli.checkpoint import journal
-plain = journal.PartFolder.finish_file
+plain = journal.PartFolder.record_finished
 def finish(self, file):
     plain(self, file)
     if len(self.finished) == 3:
         os.kill(os.getpid(), int(sys.argv[3]))
         import time; time.sleep(60)
-journal.PartFolder.finish_file = finish
+journal.PartFolder.record_finished = finish
 from tests.conversion.making import to_megatron
 from pathlib import Path
 to_megatron(Path(sys.argv[1]), Path(sys.argv[2]))
@@ -167,7 +167,7 @@ def test_a_killed_conversion_goes_on_where_it_stopped(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, timeout=400, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     nothing_but(tmp_path, "hf", ".megatron.part")
-    part = part_of(target)
+    part = part_folder_of(target)
     kept = {path.name: path.stat().st_mtime_ns for path in (part / "release").glob("*.distcp")}
     lines = (part / "journal.jsonl").read_text().splitlines()
     finished = {json.loads(line)["name"] for line in lines[1:]}
@@ -271,7 +271,9 @@ def test_a_file_system_that_runs_full_says_how_much_is_missing(
     try:
         with interrupted_after(1), pytest.raises(Stopped):
             to_megatron(source, disk / "megatron")
-        _drop_unfinished(part_of(disk / "megatron"))  # how far the writer was ahead is chance
+        _drop_unfinished(
+            part_folder_of(disk / "megatron")
+        )  # how far the writer was ahead is chance
         subprocess.run(["mount", "-o", "remount,size=256k", str(disk)], check=True)
         # there seemed to be room; then somebody else took it
         plain, before = integrity.free_bytes, iter([2**30])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from milescli.conversion.report import collapsed, preview
+from milescli.conversion.report import merge_numbered_lines, preview
 from milescli.conversion.to_hf import ToHf
 from milescli.conversion.to_megatron import ToMegatron
 from tests.conversion.making import make, nothing_but, quiet, to_megatron
@@ -17,7 +17,7 @@ def test_lines_that_differ_in_numbers_alone_are_one() -> None:
         (f"model.layers.{layer}.a.weight", f"decoder.layers.{layer}.a", "2x2")
         for layer in range(12)
     ]
-    assert collapsed([*pairs, ("b", "c", "1")]) == [
+    assert merge_numbered_lines([*pairs, ("b", "c", "1")]) == [
         ("model.layers.*.a.weight", "decoder.layers.*.a", "2x2", 12),
         ("b", "c", "1", 1),
     ]

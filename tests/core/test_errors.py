@@ -13,7 +13,7 @@ from milescli.core.errors import (
     MilesError,
     RecipeError,
     Stopped,
-    plain,
+    printable,
 )
 
 KINDS = [
@@ -68,4 +68,4 @@ def test_text_of_others_is_shown_without_controls_and_not_without_end() -> None:
     error.why.encode()
     again = pickle.loads(pickle.dumps(error))
     assert again.as_dict() == error.as_dict() and again.args == error.args
-    assert plain("naïve, “ok”, 日本, 😀\t\n") == "naïve, “ok”, 日本, 😀\t\n"
+    assert printable("naïve, “ok”, 日本, 😀\t\n") == "naïve, “ok”, 日本, 😀\t\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.core.files import UnreadableFile, last_records, read_regular_bytes, unusable
+from milescli.core.files import UnreadableFile, last_records, path_error, read_regular_bytes
 
 
 def test_the_last_records_are_read_without_those_long_before(tmp_path: Path) -> None:
@@ -44,8 +44,10 @@ def test_what_is_no_file_is_named_and_not_waited_for(
 
 
 def test_what_the_system_refuses_for_the_path_s_sake_is_an_error_for_users() -> None:
-    locked = unusable(PermissionError(errno.EACCES, "Permission denied", "/their data/rows.jsonl"))
+    locked = path_error(
+        PermissionError(errno.EACCES, "Permission denied", "/their data/rows.jsonl")
+    )
     assert locked is not None and locked.what == "`/their data/rows.jsonl` cannot be used"
     assert locked.fixes[0].startswith("ls -ld '/their data/rows.jsonl'")
-    assert unusable(OSError(errno.EIO, "Input/output error", "rows.jsonl")) is None
-    assert unusable(OSError(errno.EACCES, "Permission denied")) is None
+    assert path_error(OSError(errno.EIO, "Input/output error", "rows.jsonl")) is None
+    assert path_error(OSError(errno.EACCES, "Permission denied")) is None

@@ -11,9 +11,9 @@ import pytest
 
 from milescli.core.errors import RecipeError
 from milescli.core.imports import (
-    imported,
-    search_garbage_rarely,
-    without_garbage_search,
+    import_object,
+    run_gc_rarely,
+    without_gc,
     without_packages,
 )
 
@@ -28,7 +28,7 @@ def test_a_package_is_absent_for_a_while() -> None:
 
 
 def test_garbage_is_looked_for_again_after_a_failure() -> None:
-    with pytest.raises(ImportError), without_garbage_search():
+    with pytest.raises(ImportError), without_gc():
         assert not gc.isenabled()
         importlib.import_module("there_is_no_such_module")
     assert gc.isenabled()
@@ -39,7 +39,7 @@ def test_what_is_there_is_left_out_of_a_search_that_is_rare() -> None:
     gc.set_threshold(700)  # another test of this process may have called it
     gc.unfreeze()
     try:
-        search_garbage_rarely()
+        run_gc_rarely()
         assert gc.get_threshold()[0] > 700 and gc.get_freeze_count() > 0
     finally:
         gc.set_threshold(*thresholds)
@@ -52,5 +52,5 @@ def test_a_file_that_a_module_of_python_hides_is_named(
     (tmp_path / "queue.py").write_text("def score(**asked): return 1.0\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match="`queue` is a module of Python itself") as raised:
-        imported("queue:score", key="rollout.reward")
+        import_object("queue:score", key="rollout.reward")
     assert raised.value.fixes == ["mv queue.py my_queue.py   # then name it my_queue:score"]

@@ -12,13 +12,13 @@ from typing import Any, get_args
 import pytest
 
 from milescli.core import events
-from milescli.core.events import OfAdapter, to_record
+from milescli.core.events import AdapterEvent, to_record
 from milescli.core.metric_names import ANY, METRICS, by_name, metric_of
 from milescli.core.scalars import scalars_in
 from milescli.recipe.keys import keys, sections
 
 SIMPLE: dict[Any, Any] = {int: 3, float: 0.5, str: "text", bool: True}
-EVENTS = [kind for kind in get_args(events.Event) if kind is not OfAdapter]
+EVENTS = [kind for kind in get_args(events.Event) if kind is not AdapterEvent]
 
 
 def filled(kind: Any) -> Any:

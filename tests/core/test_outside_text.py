@@ -57,7 +57,7 @@ def test_what_is_no_file_is_refused_without_waiting(
             read_json(tmp_path / name)
     (tmp_path / "a.json").write_text('{"a": [1, NaN]}')
     assert str(read_json(tmp_path / "a.json")) == "{'a': [1, nan]}"
-    monkeypatch.setattr(files, "MOST_BYTES", 10)
+    monkeypatch.setattr(files, "MAX_BYTES", 10)
     with pytest.raises(OSError, match="Larger than 10 bytes"):
         read_json(tmp_path / "a.json")
 

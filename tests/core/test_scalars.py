@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from milescli.core.events import OfAdapter, PhaseStarted, RowStepDone, to_record
+from milescli.core.events import AdapterEvent, PhaseStarted, RowStepDone, to_record
 from milescli.core.scalars import figures_below, objective_figures, scalars_in, scalars_of
 from tests.fake_run import report, step_done
 
@@ -35,7 +35,7 @@ def test_a_line_of_the_log_has_the_scalars_of_its_event() -> None:
 
 
 def test_what_an_adapter_does_is_no_scalar_of_the_run_that_trains_it() -> None:
-    of_adapter = OfAdapter(adapter="sums", event=step_done(3, 10, reward=0.5))
+    of_adapter = AdapterEvent(adapter="sums", event=step_done(3, 10, reward=0.5))
     assert scalars_of(of_adapter) is None
     assert scalars_in(to_record(of_adapter)) == scalars_of(of_adapter.event)
 

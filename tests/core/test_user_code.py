@@ -131,4 +131,4 @@ def test_what_is_to_be_mended_is_said_with_its_place(plugin: object, name: str, 
     source = Path(__file__).read_text().splitlines()
     number = next((n for n, text in enumerate(source, 1) if line and text.startswith(line)), 0)
     place = f" ({__file__}:{number})" if line else ""
-    assert user_code.mend(plugin, "it gives one") == f"fix `{name}`{place}: it gives one"
+    assert user_code.plugin_fix(plugin, "it gives one") == f"fix `{name}`{place}: it gives one"

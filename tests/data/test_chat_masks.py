@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from milescli.data.chat_masks import (
-    marked_as_one,
-    marked_chat,
-    marked_response,
-    marked_text,
+    mark_chat,
+    mark_chat_as_one,
+    mark_response,
+    mark_text,
     require_no_stop,
-    tokenized,
+    tokenize_marked,
     turn_end_ids,
 )
 from milescli.data.tokenizer import ChatTokenizer
@@ -68,7 +68,7 @@ def learned(
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[str]:
     """The parts on the loss mask, as the tokens of it say, of all sequences."""
-    lines = tokenized(tokenizer, marked_chat(tokenizer, turns, first=first, tools=tools))
+    lines = tokenize_marked(tokenizer, mark_chat(tokenizer, turns, first=first, tools=tools))
     parts: list[list[int]] = []
     for line in lines:
         for place, on in enumerate(line.loss_mask):
@@ -207,7 +207,7 @@ def test_what_is_not_learned_is_the_prompt_that_an_engine_would_see(
 ) -> None:
     """But for reasoning that a template opens, and a row without any closes in one piece."""
     tokenizer = tokenizers[family]
-    (marked,) = marked_chat(tokenizer, MANY, first=3)
+    (marked,) = mark_chat(tokenizer, MANY, first=3)
     prompt = tokenizer.render(MANY[:3])
     given = marked.text[: marked.spans[0][0]]
     closed = {"nemotron": prompt.replace("<think>\n", "<think>")}
@@ -275,14 +275,14 @@ def test_a_row_of_which_the_template_loses_a_part_is_refused_by_its_name(
     tokenizers: dict[str, ChatTokenizer], kind: str, turns: Sequence[Turn], lost: str
 ) -> None:
     with pytest.raises(ValueError, match=f"the chat template omits {lost}"):
-        marked_chat(tokenizers[kind], turns)
+        mark_chat(tokenizers[kind], turns)
 
 
 def test_a_row_whose_question_the_template_loses_is_refused() -> None:
     only = "{%- for m in messages if m.role != 'system' -%}{{ m.content }}<|im_end|>{%- endfor -%}"
     tokenizer = tokenizer_of(only, special=CHATML.special, eos=CHATML.eos)
     with pytest.raises(ValueError, match=r"omits turn 1 \(system\)"):
-        marked_chat(tokenizer, SYSTEM)
+        mark_chat(tokenizer, SYSTEM)
 
 
 STOPS = "a <|im_end|> b"
@@ -302,7 +302,7 @@ def test_a_learned_text_holds_no_token_at_which_engines_stop(
 ) -> None:
     turns = [user("hi"), {"role": "assistant", **turn}]
     with pytest.raises(ValueError, match=r"text of turn 2 \(assistant\) contains `<\|im_end\|>`"):
-        marked_chat(tokenizers["qwen 3"], turns)
+        mark_chat(tokenizers["qwen 3"], turns)
     later = [*turns, user("more"), said("hello")]
     require_no_stop(tokenizers["qwen 3"], later, first=3)
 
@@ -324,14 +324,14 @@ def test_engines_are_told_of_each_token_that_a_turn_is_taught_to_end_with(
 
 
 def test_a_pair_takes_one_sequence(tokenizers: dict[str, ChatTokenizer]) -> None:
-    assert marked_as_one(tokenizers["qwen 3"], REASONED, first=3).spans
+    assert mark_chat_as_one(tokenizers["qwen 3"], REASONED, first=3).spans
     with pytest.raises(ValueError, match="need 2 sequences, but only one is allowed here"):
-        marked_as_one(tokenizers["qwen 3"], REASONED)
+        mark_chat_as_one(tokenizers["qwen 3"], REASONED)
 
 
 def test_a_template_that_refuses_the_chat_says_so(tokenizers: dict[str, ChatTokenizer]) -> None:
     with pytest.raises(Exception, match="Roles must alternate"):
-        marked_chat(tokenizers["gemma"], SYSTEM)
+        mark_chat(tokenizers["gemma"], SYSTEM)
 
 
 COUNTS = (
@@ -343,7 +343,7 @@ COUNTS = (
 def test_a_template_that_does_not_tell_is_refused_unless_it_marks_turns() -> None:
     tokenizer = tokenizer_of(COUNTS, special=CHATML.special, eos=CHATML.eos)
     with pytest.raises(ValueError, match=r"where a turn begins and ends.*\{% generation %\}"):
-        marked_chat(tokenizer, MANY, first=3)
+        mark_chat(tokenizer, MANY, first=3)
     marked = COUNTS.replace("{{ m", "{% generation %}{{ m").replace("}}", "}}{% endgeneration %}")
     tokenizer = tokenizer_of(marked, special=CHATML.special, eos=CHATML.eos)
     assert learned(tokenizer, ONE, first=1) == ["5hello<|im_end|>"]
@@ -353,7 +353,7 @@ def test_a_response_without_a_template_is_all_that_follows_the_prompt(
     tokenizers: dict[str, ChatTokenizer],
 ) -> None:
     tokenizer = tokenizers["chatml"]
-    lines = tokenized(tokenizer, [marked_response("2 + 2 = ", "4"), marked_text("ab")])
+    lines = tokenize_marked(tokenizer, [mark_response("2 + 2 = ", "4"), mark_text("ab")])
     masks = [list(line.loss_mask) for line in lines]
     assert masks == [[0] * 8 + [1, 1], [0, 1, 1]]
     assert all(line.token_ids[-1] == tokenizer.eos_id for line in lines)
@@ -367,7 +367,7 @@ def test_a_prompt_is_tokenised_as_engines_read_it(tokenizer: ChatTokenizer) -> N
         if len(tokenizer.inner(text, add_special_tokens=False)["input_ids"]) == 1
     )
     prompt, response = f"is {word[:1]}", f"{word[1:]} 4"
-    (line,) = tokenized(tokenizer, [marked_response(prompt, response)])
+    (line,) = tokenize_marked(tokenizer, [mark_response(prompt, response)])
     before = tokenizer.encode_text(prompt)
     assert list(line.token_ids) == [*before, *tokenizer.encode_response(response)]
     assert list(line.loss_mask) == [0] * len(before) + [1] * (line.num_tokens - len(before))

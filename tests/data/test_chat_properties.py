@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from milescli.data.chat_masks import MarkedText, cut, marked_chat, tokenized
+from milescli.data.chat_masks import MarkedText, mark_chat, tokenize_marked, truncated
 from milescli.data.tokenizer import ChatTokenizer
 from tests.data.chat_templates import KINDS, tokenizer_of
 
@@ -145,7 +145,7 @@ def check(tokenizer: ChatTokenizer, turns: Sequence[dict[str, Any]]) -> str:
     `refused` if the template takes no such chat or loses a part of it."""
     tools = TOOLS if any("tool_calls" in turn for turn in turns) else None
     try:
-        texts = marked_chat(tokenizer, turns, tools=tools)
+        texts = mark_chat(tokenizer, turns, tools=tools)
     except Exception as error:
         check_refusal(tokenizer, turns, tools, error)
         return "refused"
@@ -223,13 +223,13 @@ def check_tokens(
 ) -> None:
     """The tokens before the first that is learned are the tokens of the prompt; cutting takes
     tokens from the end, and nothing else."""
-    (line,) = tokenized(tokenizer, [text])
+    (line,) = tokenize_marked(tokenizer, [text])
     start = line.loss_mask.index(1)
     (prompt,) = tokenizer.encode_chats([turns[:first]], tools=[tools or ()])
     before = list(line.token_ids[:start])
     if not TAGS.search(tokenizer.template or ""):
         assert before == prompt or before == prompt[: len(before)]
-    half = cut(line, line.num_tokens // 2)
+    half = truncated(line, line.num_tokens // 2)
     assert half.loss_mask == line.loss_mask[: half.num_tokens]
     assert half.token_ids == line.token_ids[: half.num_tokens]
 
@@ -283,11 +283,11 @@ def test_masks_agree_with_the_marks_of_a_template(file: Path, tmp_path: Path) ->
     for seed in range(4):
         turns = chat_of(2 * seed)
         try:
-            texts = marked_chat(plain, turns)
+            texts = mark_chat(plain, turns)
         except Exception:  # see above
             continue
-        assert [text.text for text in texts] == [text.text for text in marked_chat(tagged, turns)]
-        for text, ours in zip(texts, marked_chat(tagged, turns), strict=True):
+        assert [text.text for text in texts] == [text.text for text in mark_chat(tagged, turns)]
+        for text, ours in zip(texts, mark_chat(tagged, turns), strict=True):
             assert words_of([text.text[slice(*span)] for span in text.spans]) == words_of(
                 [ours.text[slice(*span)] for span in ours.spans]
             )

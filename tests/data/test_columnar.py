@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from milescli.data.columnar import without_nulls
 from milescli.data.file_rows import read_file
-from milescli.data.rows import DataRow, RowForm
+from milescli.data.rows import DataRow, PromptRowParser
 from milescli.data.tables import Table
 from milescli.recipe.data_files import DataFile
 
@@ -60,7 +60,7 @@ ROW = st.fixed_dictionaries(
 
 
 def _read(path: Path, **keys: Any) -> list[DataRow]:
-    form = RowForm(**{"field": "prompts", "needs_label": False, **keys})
+    form = PromptRowParser(**{"field": "prompts", "needs_label": False, **keys})
     rows = read_file(Table(path), DataFile(name=str(path)), form, folder=path.parent)
     rows.require_good()
     return rows.read(range(len(rows)))

@@ -134,9 +134,9 @@ def test_labels_of_a_large_file_are_sampled_and_the_sample_is_told(
     load: Load, tmp_path: Path, large: None
 ) -> None:
     mapped = load(_written(tmp_path, ".jsonl"))[0]
-    rows, num_labels = mapped.files[0].different_labels(100)
+    rows, num_labels = mapped.files[0].distinct_labels(100)
     assert ([row.index for row in rows], num_labels) == ([*range(7)], 7)
-    rows, num_labels = mapped.files[0].different_labels(3)
+    rows, num_labels = mapped.files[0].distinct_labels(3)
     assert ([row.label for row in rows], num_labels) == (["0", "2", "4"], 7)
 
     class Reward:

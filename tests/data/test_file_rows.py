@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from milescli.core.errors import DataError
 from milescli.data import file_rows
 from milescli.data.file_rows import FileRows, read_file
-from milescli.data.rows import RowForm
+from milescli.data.rows import PromptRowParser
 from milescli.data.tables import Table
 from milescli.recipe.data_files import DataFile
 
@@ -29,7 +29,7 @@ VALUES = st.recursive(
 
 
 def _read(path: Path) -> FileRows:
-    form = RowForm(field="prompts", needs_label=False)
+    form = PromptRowParser(field="prompts", needs_label=False)
     return read_file(Table(path), DataFile(name=str(path)), form, folder=path.parent)
 
 
@@ -67,7 +67,7 @@ def test_many_batches_are_one_file(
     path.write_text("prompt,label\n" + "".join(f"{n}?,{n % 4}\n" for n in range(20)))
     read = _read(path)
     assert [row.text for row in read.read([19, 0, 7])] == ["19?", "0?", "7?"]
-    assert [row.label for row in read.different_labels(10)[0]] == ["0", "1", "2", "3"]
+    assert [row.label for row in read.distinct_labels(10)[0]] == ["0", "1", "2", "3"]
     assert len(set(read.rows.hashes("key").tolist())) == 20
     assert {item.name for item in tmp_path.iterdir()} == {"a.csv"}, "the copy has no name"
 

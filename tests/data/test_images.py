@@ -18,10 +18,10 @@ from PIL import Image as Pillow
 from milescli.commands.show.data import as_payload
 from milescli.console.output import Mode, Output
 from milescli.core.errors import DataError
-from milescli.data.chat_masks import cut, demonstrated
+from milescli.data.chat_masks import demonstration_trajectories, truncated
 from milescli.data.examples import load_examples
-from milescli.data.images import OF_ANY_MODEL, collapsed
-from milescli.data.prompt_encoder import NoTokens, PromptEncoder
+from milescli.data.images import ANY_MODEL_IMAGES, collapsed
+from milescli.data.prompt_encoder import PromptEncoder, TokenlessEncoder
 from milescli.data.prompt_source import load_source
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -196,7 +196,7 @@ def test_demonstrations_chats_and_pairs_show_their_images(
     answer = {"role": "assistant", "content": "A red one."}
     row = {"prompt": USER, "demonstration": "A red one.", "label": "4", **TWO}
     prompt = prompts(written(tmp_path, row), tokenizer)[0]
-    (worked,) = demonstrated(prompt, tokenizer)
+    (worked,) = demonstration_trajectories(prompt, tokenizer)
     chats = {"messages": [*USER, answer], **TWO}
     lines, _ = load_examples(
         Data(train=str(written(tmp_path, chats))), "train", kind="chats", tokenizer=tokenizer
@@ -212,8 +212,10 @@ def test_demonstrations_chats_and_pairs_show_their_images(
         assert line.images == worked.images == prompt.images
     assert pairs[0].rejected.image_spans == prompt.image_spans
     start = prompt.image_spans[1].start
-    assert cut(worked, start + 1).num_tokens == start + 1
-    assert cut(worked, prompt.image_spans[0].start + 2).num_tokens == prompt.image_spans[0].start
+    assert truncated(worked, start + 1).num_tokens == start + 1
+    assert (
+        truncated(worked, prompt.image_spans[0].start + 2).num_tokens == prompt.image_spans[0].start
+    )
 
 
 ASKED = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url(png())}}]}
@@ -284,7 +286,7 @@ def test_demonstrations_show_the_images_of_their_tools(
         (prompt,) = prompts(written(tmp_path, row), tokenizer)
         (shown,) = prompt.image_spans
         assert [image.sha256 for image in prompt.images] == [shown.sha256]
-        (line,) = demonstrated(prompt, tokenizer)
+        (line,) = demonstration_trajectories(prompt, tokenizer)
         _require_both_images(line, tokenizer)
     with pytest.raises(DataError) as refused:
         prompts(written(tmp_path, {**listed, "images": ["a.png"]}), tokenizer)
@@ -386,7 +388,7 @@ def test_images_at_addresses_are_fetched_once_where_a_key_says_so(
 
 
 def test_without_a_tokenizer_images_are_checked_alone(tmp_path: Path) -> None:
-    unknown = NoTokens(images=OF_ANY_MODEL)
+    unknown = TokenlessEncoder(images=ANY_MODEL_IMAGES)
     assert prompts(written(tmp_path, {"prompt": "a", **TWO}), unknown)[0].text == "<image><image>a"
     with pytest.raises(DataError) as refused:
         prompts(written(tmp_path, {"prompt": "a", "images": ["rows.jsonl"]}), unknown)

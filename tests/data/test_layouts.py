@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from milescli.core.errors import DataError
-from milescli.data.example_rows import Chat, ExampleForm, ExampleRow
+from milescli.data.example_rows import Chat, ExampleRow, ExampleRowParser
 from milescli.data.file_rows import FileRows, read_file
 from milescli.data.layout_table import LAYOUTS
-from milescli.data.layouts import recognise, use_of
-from milescli.data.rows import RowForm
+from milescli.data.layouts import find_layout, use_of
+from milescli.data.rows import PromptRowParser
 from milescli.data.tables import Table
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import DataFile
@@ -42,12 +42,12 @@ def _written(folder: Path, *rows: dict[str, Any]) -> Path:
 
 
 def _prompts(path: Path, **keys: Any) -> FileRows:
-    form = RowForm(**{"field": "prompts", "needs_label": False, **keys})
+    form = PromptRowParser(**{"field": "prompts", "needs_label": False, **keys})
     return read_file(Table(path), DataFile(name=str(path)), form, folder=path.parent)
 
 
 def _learned(path: Path, kind: Any, **keys: Any) -> list[ExampleRow]:
-    form = ExampleForm(field="train", kind=kind, data=Data(train=str(path), **keys))
+    form = ExampleRowParser(field="train", kind=kind, data=Data(train=str(path), **keys))
     rows = read_file(Table(path), DataFile(name=str(path)), form, folder=path.parent)
     rows.require_good()
     return rows.read(range(len(rows)))
@@ -128,7 +128,7 @@ def test_options_are_set_aside_as_other_columns_are(tmp_path: Path) -> None:
 def test_chats_of_a_known_layout_need_no_key(
     tmp_path: Path, name: str, row: dict[str, Any], text: str
 ) -> None:
-    assert recognise(row).name == name and use_of(row) == "chats"
+    assert find_layout(row).name == name and use_of(row) == "chats"
     (read,) = _learned(_written(tmp_path, row), "chats")
     assert _text_of(read.chosen) == text
 
@@ -137,7 +137,7 @@ def test_chats_of_a_known_layout_need_no_key(
 def test_pairs_of_a_known_layout_need_no_key(
     tmp_path: Path, name: str, row: dict[str, Any]
 ) -> None:
-    assert recognise(row).name == name and use_of(row) == "pairs"
+    assert find_layout(row).name == name and use_of(row) == "pairs"
     (read,) = _learned(_written(tmp_path, row), "pairs")
     assert read.chosen and read.rejected and read.chosen.first == read.rejected.first == 1
     assert _text_of(read.chosen) == f"{PLAIN} | assistant: 4"
@@ -148,7 +148,7 @@ def test_pairs_of_a_known_layout_need_no_key(
 def test_responses_that_were_judged_alone_are_one_side(
     tmp_path: Path, name: str, row: dict[str, Any]
 ) -> None:
-    assert recognise(row).name == name and use_of(row) == "pairs"
+    assert find_layout(row).name == name and use_of(row) == "pairs"
     good, bad = _learned(_written(tmp_path, row, {**row, "label": False}), "pairs")
     assert good.rejected is None and bad.chosen is None
     assert _text_of(good.chosen) == _text_of(bad.rejected) == f"{PLAIN} | assistant: 4"
@@ -158,7 +158,7 @@ def test_responses_that_were_judged_alone_are_one_side(
 def test_a_known_layout_that_cannot_be_used_says_why(
     tmp_path: Path, name: str, row: dict[str, Any]
 ) -> None:
-    layout = recognise(row)
+    layout = find_layout(row)
     with pytest.raises(DataError, match=f"layout of {name}: .*{layout.refused[:20]}"):
         _learned(_written(tmp_path, row), layout.use)
 

@@ -10,7 +10,7 @@ import pytest
 
 from milescli.core.errors import DataError
 from milescli.data.file_rows import read_file
-from milescli.data.rows import Columns, DataRow, RowForm
+from milescli.data.rows import Columns, DataRow, PromptRowParser
 from milescli.data.tables import Table
 from milescli.recipe.data_files import DataFile
 
@@ -18,7 +18,7 @@ GOOD = {"prompt": "2 + 2?", "label": "4"}
 
 
 def _read(path: Path, **changes: object) -> tuple[Columns, list[DataRow]]:
-    form = RowForm(**{"field": "prompts", **changes})  # type: ignore[arg-type]
+    form = PromptRowParser(**{"field": "prompts", **changes})  # type: ignore[arg-type]
     rows = read_file(Table(path), DataFile(name=str(path)), form, folder=path.parent)
     return rows.require_good(), rows.read(range(len(rows)))
 

@@ -12,7 +12,7 @@ import pytest
 from milescli.core.errors import DataError
 from milescli.data import prompt_source
 from milescli.data.file_prompts import FilePrompts
-from milescli.data.file_rows import by_file, row_named
+from milescli.data.file_rows import describe_row, group_by_file
 from milescli.data.prompt_source import SourceReport, load_source
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
@@ -55,11 +55,11 @@ def test_several_files_are_read_as_one_and_each_row_knows_its_file(
     assert loaded.is_large is (most == 4)
     assert _texts(loaded) == ["a 0?", "a 1?", "a 2?", "b 1?", "b 2?", "b 3?", "c, 0?", "c 1?"]
     assert report.num_rows == len(loaded) == 8
-    named = [row_named(prompt.index, loaded.files) for prompt in loaded.prompts]
+    named = [describe_row(prompt.index, loaded.files) for prompt in loaded.prompts]
     assert named[0] == f"row 1 of {tmp_path}/a.jsonl"
     assert named[3] == f"row 2 of {tmp_path}/b.parquet"
     assert named[6] == f"row 2 of {tmp_path}/c.csv", "its line"
-    parts = by_file(loaded.prompts, loaded.files)
+    parts = group_by_file(loaded.prompts, loaded.files)
     assert [[prompt.index for prompt in own] for _, own in parts] == [[0, 1, 2], [1, 2, 3], [1, 2]]
     assert {prompt.text for _, prompt in loaded.take(8)} == {*_texts(loaded)}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from milescli.core.errors import DataError
 from milescli.data import tables
-from milescli.data.prompt_source import Waiting
+from milescli.data.prompt_source import ProgressReporter
 from milescli.data.tables import Record, Table
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -92,7 +92,7 @@ def test_progress_is_told_where_it_takes_long(
     after_s: float, calls: Iterable[int], said: list[str]
 ) -> None:
     lines: list[str] = []
-    tick = Waiting(lines.append, "reading x", after_s=after_s)
+    tick = ProgressReporter(lines.append, "reading x", after_s=after_s)
     for count in calls:
         tick(count)
     assert lines == said

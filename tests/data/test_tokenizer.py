@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import DataError
-from milescli.data.chat_masks import marked_text, tokenized
+from milescli.data.chat_masks import mark_text, tokenize_marked
 from milescli.data.tokenizer import (
     PLAIN_CLASSES,
     PLAIN_FAMILIES,
@@ -158,8 +158,8 @@ def test_what_the_tokenizer_puts_before_a_text_is_there_once(
     (ids,) = loaded.encode_chats([messages])
     assert ids[0] == 0 and ids.count(0) == 1
     assert loaded.encode_text(loaded.render(messages)) == ids
-    assert 0 not in loaded.encode_more("1 + 2")
-    (line,) = tokenized(loaded, [marked_text(loaded.render(messages))])
+    assert 0 not in loaded.encode_continuation("1 + 2")
+    (line,) = tokenize_marked(loaded, [mark_text(loaded.render(messages))])
     # the template may write it: then it is a token of the text, and still not learned
     assert list(line.token_ids)[: len(ids)] == ids
     assert line.loss_mask[0] == 0 and all(line.loss_mask[1:])

@@ -55,8 +55,8 @@ class _Trainer:
     facts: Any = field(default_factory=lambda: SimpleNamespace(num_experts=0))
 
 
-def _score(trainer: _Trainer, prompt: object, response: object, *, rounded_otherwise: bool):
-    return [trainer.scores.pop(0) if rounded_otherwise else trainer.scores[0]]
+def _score(trainer: _Trainer, prompt: object, response: object, *, with_other_rounding: bool):
+    return [trainer.scores.pop(0) if with_other_rounding else trainer.scores[0]]
 
 
 def _exercise(

@@ -16,7 +16,12 @@ from milescli.conversion.convert import convert
 from milescli.conversion.to_megatron import ToMegatron
 from milescli.core.errors import CheckpointError
 from milescli.doctor.finding import Status
-from milescli.doctor.model_check import check_memory, check_model_folder, check_names, differing
+from milescli.doctor.model_check import (
+    check_memory,
+    check_model_folder,
+    check_names,
+    differing_tensors,
+)
 from milescli.models import load_facts
 from milescli.platform.machine import parse_machine
 from milescli.recipe.model import Model
@@ -94,11 +99,11 @@ def test_a_release_in_fp8_and_fp4_is_as_its_table_says(tmp_path: Path) -> None:
 
 def test_a_bit_that_differs_is_seen_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     other = make_model(tmp_path / "other", "moe")
-    assert differing(folder, other) == []
+    assert differing_tensors(folder, other) == []
     norm = load_file(other / "model.safetensors")["model.norm.weight"]
     norm.view(torch.int32)[0] ^= 1
     _changed(other, **{"model.norm.weight": norm})
-    assert differing(folder, other) == ["model.norm.weight"]
+    assert differing_tensors(folder, other) == ["model.norm.weight"]
 
 
 def test_a_good_folder_is_told_in_figures(folder: Path) -> None:

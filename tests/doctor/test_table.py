@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from milescli.console.output import Mode, Output
 from milescli.doctor.finding import Finding, Status, fail, ok, skip
-from milescli.doctor.run import fold, show_findings
+from milescli.doctor.run import merge_equal, show_findings
 
 NODES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
@@ -40,7 +40,7 @@ FINDINGS = [
 
 
 def test_what_is_equal_on_all_nodes_is_one_row_and_the_odd_one_is_named() -> None:
-    rows = [(row.finding.check, row.finding.status, row.where) for row in fold(FINDINGS)]
+    rows = [(row.finding.check, row.finding.status, row.where) for row in merge_equal(FINDINGS)]
     assert rows == [
         ("memory", Status.OK, "all 3"),
         ("shm", Status.OK, "10.0.0.1, 10.0.0.3"),
@@ -67,7 +67,7 @@ def test_many_nodes_are_named_in_part() -> None:
         for finding in _on(f"10.0.0.{number}", fail("shm", "small", why="y", fix="f"))
     ]
     assert (
-        fold([*findings, *_on("10.0.1.1", ok("shm", "fine"))])[0].where
+        merge_equal([*findings, *_on("10.0.1.1", ok("shm", "fine"))])[0].where
         == "10.0.0.0, 10.0.0.1, 10.0.0.2, 10.0.0.3 and 5 more"
     )
 

@@ -14,7 +14,7 @@ from milescli.core.errors import CheckpointError
 from milescli.export.adapter import (
     Adapter,
     merge_into,
-    merged,
+    merge_weight,
     read_adapter,
     write_adapter,
 )
@@ -86,7 +86,7 @@ def test_the_merge_is_that_of_peft(tmp_path: Path, use_rslora: bool) -> None:
     model.save_pretrained(tmp_path / "theirs", safe_serialization=True)
     read = read_adapter(tmp_path / "theirs")
     first, second = read.pairs["up_proj"]
-    ours = merged(plain, first, second, scaling=read.scaling("up_proj"))
+    ours = merge_weight(plain, first, second, scaling=read.scaling("up_proj"))
     # ours, written again as alpha / r, must be the same to PEFT
     write_adapter_folder(tmp_path / "ours", read)
     again = peft.PeftModel.from_pretrained(Small(), tmp_path / "ours")
@@ -116,7 +116,9 @@ def test_a_bfloat16_weight_is_rounded_once() -> None:
     weight = torch.randn(OUT, IN, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     first, second = (tensor.to(torch.bfloat16) for tensor in adapter().pairs[MODULE])
     exact = weight.double() + 2.0 * (second.double() @ first.double())
-    assert torch.equal(merged(weight, first, second, scaling=2.0), exact.float().to(torch.bfloat16))
+    assert torch.equal(
+        merge_weight(weight, first, second, scaling=2.0), exact.float().to(torch.bfloat16)
+    )
 
 
 def test_modules_that_the_base_has_not_and_other_shapes_are_refused() -> None:

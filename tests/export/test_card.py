@@ -10,9 +10,9 @@ import yaml
 
 from milescli.core.events import to_record
 from milescli.export.card import CARD_NAME, CURVE_NAME, model_card
-from milescli.export.folder import Folder
-from milescli.export.stored import Measured
-from milescli.export.story import Story, read_story
+from milescli.export.folder import WrittenFolder
+from milescli.export.provenance import Provenance, read_provenance
+from milescli.export.stored import ReadBackErrors
 from milescli.recipe.data import Data
 from milescli.recipe.model import Model, ScratchModel
 from milescli.recipe.schema import Recipe, Rollout
@@ -20,7 +20,7 @@ from tests.export.models import QWEN3_MOE, make_base, table_of
 from tests.fake_run import events
 from tests.families.cases import ALL
 
-MEASURED = Measured(
+MEASURED = ReadBackErrors(
     num_plain=12,
     num_quantised=30,
     worst_share_of_bound=0.998,
@@ -40,7 +40,7 @@ def recipe(tmp_path: Path, **model: object) -> Recipe:
     )
 
 
-def story(tmp_path: Path, *, step: int = 40, **model: object) -> Story:
+def provenance(tmp_path: Path, *, step: int = 40, **model: object) -> Provenance:
     """Of a run that never was."""
     manifest = {
         "miles": "0.1.0",
@@ -57,7 +57,7 @@ def story(tmp_path: Path, *, step: int = 40, **model: object) -> Story:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     lines = [json.dumps({"time": "now", **to_record(event)}) for event in events()]
     (tmp_path / "events.jsonl").write_text("\n".join([*lines, '{"event": "StepDone", "step": 4']))
-    return read_story(
+    return read_provenance(
         recipe=recipe(tmp_path, **model),
         step=step,
         manifest=tmp_path / "manifest.json",
@@ -67,7 +67,7 @@ def story(tmp_path: Path, *, step: int = 40, **model: object) -> Story:
 
 def card(
     tmp_path: Path,
-    of: Story | None,
+    of: Provenance | None,
     *,
     format: str = "fp8",
     config: dict = QWEN3_MOE,
@@ -75,16 +75,16 @@ def card(
 ) -> dict[str, str]:
     """Of a folder that was measured."""
     make_base(tmp_path / "base", config)
-    done = Folder(
+    done = WrittenFolder(
         path=tmp_path / "out", format=format, size_bytes=2**30, measured=MEASURED, **fields
     )
     return model_card(
-        done, table=table_of(config), base=tmp_path / "base", name="my-model", story=of
+        done, table=table_of(config), base=tmp_path / "base", name="my-model", provenance=of
     )
 
 
 def test_a_card_tells_what_was_trained_and_measured(tmp_path: Path) -> None:
-    known = story(tmp_path, path="Qwen/Qwen3-30B-A3B")
+    known = provenance(tmp_path, path="Qwen/Qwen3-30B-A3B")
     files = card(tmp_path, known, copied=("visual (2 tensors)",), notes=("something to know",))
     text = files[CARD_NAME]
     head = yaml.safe_load(text.split("---")[1])
@@ -116,12 +116,12 @@ def test_a_card_tells_what_was_trained_and_measured(tmp_path: Path) -> None:
 
 
 def test_a_card_tells_the_steps_up_to_its_own_and_the_last_word_on_each(tmp_path: Path) -> None:
-    known = story(tmp_path, step=20, path="Qwen/Qwen3-30B-A3B")
+    known = provenance(tmp_path, step=20, path="Qwen/Qwen3-30B-A3B")
     assert [step for step, _ in known.rewards] == list(range(1, 21)) and known.evals[-1].step == 20
     again = json.dumps({"event": "StepDone", "step": 20, "rollout": {"reward_mean": 0.125}})
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write("\n" + again + "\n")
-    resumed = read_story(
+    resumed = read_provenance(
         recipe=known.recipe,
         step=20,
         manifest=tmp_path / "nothing",
@@ -135,7 +135,7 @@ def test_a_card_tells_no_place_of_the_machine_and_no_secret(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_" + "a" * 30)
     (tmp_path / "model").mkdir()
-    known = story(tmp_path, path=str(tmp_path / "model"))
+    known = provenance(tmp_path, path=str(tmp_path / "model"))
     files = card(tmp_path, known, notes=("do not tell hf_" + "b" * 30,))
     for text in files.values():
         assert str(tmp_path) not in text and "hf_a" not in text and "hf_b" not in text
@@ -159,5 +159,5 @@ def test_a_card_tells_how_the_model_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_model_made_from_a_seed_has_no_base(tmp_path: Path) -> None:
-    text = card(tmp_path, story(tmp_path, scratch=ScratchModel()))[CARD_NAME]
+    text = card(tmp_path, provenance(tmp_path, scratch=ScratchModel()))[CARD_NAME]
     assert "made from a seed" in text and "base_model:" not in text

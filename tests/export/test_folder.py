@@ -19,7 +19,7 @@ from milescli.checkpoint.source import QuantisedReader, open_source
 from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
 from milescli.export import folder as exporting
-from milescli.export.folder import Folder, write_folder
+from milescli.export.folder import WrittenFolder, write_folder
 from tests.export.models import (
     DEEPSEEK_V3,
     GPT_OSS,
@@ -49,7 +49,7 @@ def export(
     *,
     base: Path | None = None,
     weights: dict | None = None,
-) -> Folder:
+) -> WrittenFolder:
     """Export other weights than the base's, with a card that says nothing."""
     folder = base or tmp_path / "base"
     held = weights or trained(make_base(folder, config))
@@ -408,7 +408,7 @@ def test_files_that_are_taken_away_one_by_one_are_the_same_model(
         shutil.copyfile(file, taken / name)
         told.append(name)
 
-    def write(out: Path, **more: object) -> Folder:
+    def write(out: Path, **more: object) -> WrittenFolder:
         return write_folder(
             out,
             table=table_of(config),

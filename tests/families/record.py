@@ -13,7 +13,7 @@ from pathlib import Path
 
 from milescli.backends.sglang.launch.servable import is_served_on_cpu
 from milescli.models import parse_facts
-from milescli.models.catalogue import STANDS_FOR, UNPROVEN, Evidence, evidence
+from milescli.models.catalogue import RELEASES, UNPROVEN, Evidence, evidence
 from tests.families.cases import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def _spell(layout: dict) -> str:
 def page() -> str:
     """docs/models.md"""
     known = evidence()
-    rows = [_row(family, known.get(family)) for family in STANDS_FOR]
+    rows = [_row(family, known.get(family)) for family in RELEASES]
     remarks = [f"- `{family}`: {remark}" for family, remark in UNPROVEN.items()]
     when = sorted({shown.when for shown in known.values()})
     return (
@@ -80,12 +80,12 @@ def page() -> str:
 
 def _row(family: str, shown: Evidence | None) -> str:
     if shown is None:
-        return f"| `{family}` | {STANDS_FOR[family]} | not run | | | | |"
+        return f"| `{family}` | {RELEASES[family]} | not run | | | | |"
     logits = f"{shown.logits:.1e}" if shown.logits is not None else "not compared"
     served = "yes" if is_served_on_cpu(family) else "no"
     cells = [
         f"`{family}`",
-        STANDS_FOR[family],
+        RELEASES[family],
         logits,
         ", ".join(shown.layouts),
         "yes" if shown.converted else "no",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.events import OfAdapter, StepDone, to_record
+from milescli.core.events import AdapterEvent, StepDone, to_record
 from milescli.insight.reader import LineReader, RunReader, read_history
 from tests.insight.planted import Planted
 
@@ -74,7 +74,7 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_was(run: RunDir) -> None:
 
 def test_each_of_several_adapters_has_a_history_of_its_own(run: RunDir) -> None:
     records = [
-        to_record(OfAdapter(adapter=name, event=event))
+        to_record(AdapterEvent(adapter=name, event=event))
         for name in ("sums", "words")
         for _, event in Planted(steps=3).events()
         if isinstance(event, StepDone)

@@ -10,7 +10,7 @@ import pytest
 from milescli.commands import suggest
 from milescli.listings import algorithms
 from milescli.listings.algorithms import algorithm_rows
-from milescli.listings.pages import PAGES, rendered
+from milescli.listings.pages import PAGES, render_page
 from milescli.recipe.algorithms import ALGORITHMS
 
 
@@ -18,7 +18,7 @@ from milescli.recipe.algorithms import ALGORITHMS
 def test_a_page_is_what_the_registries_say(path: Path) -> None:
     """Mend by: make pages"""
     page, blocks = path.read_text(encoding="utf-8"), PAGES[path]
-    assert rendered(page, blocks) == page
+    assert render_page(page, blocks) == page
 
 
 def test_every_algorithm_is_listed_with_what_was_measured(

@@ -10,13 +10,13 @@ import pytest
 from milescli.core.errors import CheckpointError
 from milescli.listings.models import families, numbers
 from milescli.models import FAMILIES
-from milescli.models.catalogue import STANDS_FOR, evidence
+from milescli.models.catalogue import RELEASES, evidence
 
 
 def test_every_family_has_a_line_and_every_line_a_family() -> None:
     spelled = {family.removesuffix("_text") for family in FAMILIES}
-    assert spelled == set(STANDS_FOR)
-    assert [row.family for row in families()] == list(STANDS_FOR)
+    assert spelled == set(RELEASES)
+    assert [row.family for row in families()] == list(RELEASES)
 
 
 def test_no_line_claims_more_than_its_record() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milescli.models import parse_facts, table
-from milescli.models.engine_names import fused_names, own_name
+from milescli.models.engine_names import fused_names, megatron_name
 from tests.families.cases import ALL
 
 
@@ -14,9 +14,9 @@ def test_every_name_of_the_engine_leads_back_to_the_table(case: str) -> None:
     weights = table(parse_facts(ALL[case].config))
     for entry in weights.entries:
         mixer = "full" if entry.layer is None else entry.facts.layers[entry.layer].mixer
-        assert own_name(entry.megatron) == entry.megatron
+        assert megatron_name(entry.megatron) == entry.megatron
         for name in fused_names(entry.megatron, mixer=mixer):
-            assert name != entry.megatron and own_name(name) == entry.megatron
+            assert name != entry.megatron and megatron_name(name) == entry.megatron
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_every_name_of_the_engine_leads_back_to_the_table(case: str) -> None:
     ],
 )
 def test_names_of_the_engine(engine: str, own: str) -> None:
-    assert own_name(engine) == own
+    assert megatron_name(engine) == own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from milescli.plan.choices import guesses, note_speculation
+from milescli.plan.choices import note_speculation, num_speculated_tokens
 from milescli.plan.types import Log
 from milescli.recipe.schema import Recipe
 
@@ -25,7 +25,7 @@ def _recipe(**settings: object) -> Recipe:
     ],
 )
 def test_so_many_for_this_reason(settings: dict, on_cpu: bool, number: int, reason: str) -> None:
-    made, why = guesses(_recipe(**settings), on_cpu=on_cpu)
+    made, why = num_speculated_tokens(_recipe(**settings), on_cpu=on_cpu)
     assert made == number
     assert reason in why
 

@@ -9,9 +9,9 @@ import pytest
 
 from milescli.core.errors import FitError
 from milescli.plan.collectors import (
-    COLLECTOR,
+    COLLECTOR_BYTES,
     ENGINES_PER_COLLECTOR,
-    HELPER,
+    HELPER_BYTES,
     choose_collectors,
     collecting_bytes,
     collector_nodes,
@@ -126,8 +126,8 @@ def test_memory_of_processes_is_that_of_their_nodes() -> None:
         "rollout.agent=environment", "rollout.environment={name: frozen_lake, processes: 4}"
     )
     assert collecting_bytes(game, machine, 3, nodes=[0, 1]) == {
-        0: 2 * COLLECTOR + 4 * HELPER,
-        1: COLLECTOR + 4 * HELPER,
+        0: 2 * COLLECTOR_BYTES + 4 * HELPER_BYTES,
+        1: COLLECTOR_BYTES + 4 * HELPER_BYTES,
     }
     assert collecting_bytes(game, machine, 0, nodes=[0, 1]) == {}
 

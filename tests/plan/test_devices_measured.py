@@ -8,7 +8,7 @@ import pytest
 
 from milescli.models import parse_facts
 from milescli.plan import devices
-from milescli.plan.devices import Reached, reached
+from milescli.plan.devices import Efficiency, efficiency_of
 from milescli.plan.make import make_plan
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
@@ -38,9 +38,9 @@ def visited(tmp_path, monkeypatch):
 
 
 def test_what_a_visit_measured_replaces_the_estimates_of_that_device_alone(visited) -> None:
-    assert reached("H100").train_share == 0.225
-    assert reached("H100").measured == {"train_share", "trainer_context"}
-    assert reached("H200") == Reached()
+    assert efficiency_of("H100").train_share == 0.225
+    assert efficiency_of("H100").measured == {"train_share", "trainer_context"}
+    assert efficiency_of("H200") == Efficiency()
 
 
 def test_a_forecast_says_what_was_measured_and_goes_by_it(visited, monkeypatch) -> None:
@@ -65,7 +65,7 @@ def test_engines_without_graphs_leave_their_memory_to_others() -> None:
         {part.name: part.size_bytes for part in forecast.rollout}
         for forecast in (with_graphs, without)
     ]
-    assert sizes[0]["graphs"] == Reached().engine_graphs and sizes[1]["graphs"] == 0
+    assert sizes[0]["graphs"] == Efficiency().engine_graphs and sizes[1]["graphs"] == 0
 
 
 def test_an_attention_that_a_cpu_has_not_is_said_to_be_replaced() -> None:

@@ -9,7 +9,7 @@ import pytest
 from milescli.core.errors import FitError, MemoryTaken
 from milescli.core.units import GIB
 from milescli.models import parse_facts, scratch
-from milescli.plan.engines_alone import ELSEWHERE, no_larger_than, plan_engines
+from milescli.plan.engines_alone import REMOTE_SERVER_FIX, plan_engines, with_smaller_caches
 from milescli.plan.make import make_plan
 from milescli.platform.machine import Machine, read_machine
 from milescli.recipe.model import ScratchModel
@@ -76,9 +76,9 @@ def test_caches_are_for_the_answers_of_an_evaluation_and_no_rollout() -> None:
     each = 1024 + 40
     assert plan.engines.context_length <= each + 16
     assert plan.engines.max_total_tokens == int(128 * each * 1.25)
-    few = no_larger_than(plan, answers=100, longest=70).engines.max_total_tokens
+    few = with_smaller_caches(plan, answers=100, longest=70).engines.max_total_tokens
     assert few == int(50 * 70 * 1.25) > 4096
-    most = no_larger_than(plan, answers=100_000, longest=each).engines
+    most = with_smaller_caches(plan, answers=100_000, longest=each).engines
     assert most.max_total_tokens == plan.engines.max_total_tokens
 
 
@@ -105,7 +105,7 @@ def test_a_refusal_on_a_cpu_has_fixes_that_were_tried_and_are_of_an_evaluation()
 def test_what_nothing_helps_is_to_be_asked_elsewhere() -> None:
     with pytest.raises(FitError) as refused:
         plan_engines(_recipe(), _tight(24), _facts("Qwen/Qwen3-235B-A22B"))
-    assert refused.value.fixes == [ELSEWHERE]
+    assert refused.value.fixes == [REMOTE_SERVER_FIX]
 
 
 def test_memory_that_others_hold_is_a_refusal_of_its_own() -> None:

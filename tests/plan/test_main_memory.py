@@ -11,7 +11,7 @@ import pytest
 
 from milescli.core.errors import ExitCode, FitError
 from milescli.core.units import GIB
-from milescli.plan.main_memory import ENOUGH_TOKENS, sum_of
+from milescli.plan.main_memory import ENOUGH_TOKENS, bytes_by_phase
 from milescli.plan.make import make_plan
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine, parse_machine
@@ -89,12 +89,12 @@ def test_each_process_has_its_phases_and_they_make_the_sum() -> None:
     plan = _plan("quickstart", memory_gib=24)
     names = [process.name for process in plan.processes]
     assert names == ["trainer-rank-0", "engine-0", "engine-1", "others"]
-    whole = max(sum_of(plan.processes).values())
+    whole = max(bytes_by_phase(plan.processes).values())
     assert _told(plan, "memory")[0] == f"{whole / GIB:.1f} GiB"
     rank, engine, _, others = plan.processes
     assert rank.shared_bytes == engine.shared_bytes > others.shared_bytes == 0
     each = sum(process.phases["publish"] for process in plan.processes)
-    assert sum_of(plan.processes)["publish"] == each - 2 * rank.shared_bytes, "there once"
+    assert bytes_by_phase(plan.processes)["publish"] == each - 2 * rank.shared_bytes, "there once"
     assert Plan.from_json(plan.to_json()).processes == plan.processes
 
 

@@ -13,7 +13,7 @@ from milescli.models.facts import ModelFacts
 from milescli.models.precision import FORMATS, Cut
 from milescli.plan.make import make_plan
 from milescli.plan.memory import memory_of
-from milescli.plan.precision import held_in_format
+from milescli.plan.precision import quantised_size
 from milescli.plan.types import EngineLayout, Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
@@ -103,7 +103,7 @@ def test_weights_are_counted_to_the_byte() -> None:
     expert, down = (768, 2048), (2048, 768)
     one = sum(layer.bytes_of(shape) for shape in (q, k, k, o))
     one += 128 * (2 * layer.bytes_of(expert) + layer.bytes_of(down))
-    held = held_in_format(facts, "fp8", cut=Cut(), ep=1, exempt=())
+    held = quantised_size(facts, "fp8", cut=Cut(), ep=1, exempt=())
     assert held.size_bytes == 48 * one
     memory = memory_of(recipe, facts)
     plain = 2 * (models.table(facts).num_parameters - held.numbers)
@@ -118,14 +118,14 @@ def test_an_mtp_layer_is_counted_where_it_is_held() -> None:
     lines = models.table(facts)
     held_by_all = [e for e in lines.entries if lines.holds(e) and not e.rule.buffer]
     kept = sum(entry.num_elements for entry in held_by_all)
-    held = held_in_format(facts, "fp8", cut=Cut(), ep=1, exempt=())
+    held = quantised_size(facts, "fp8", cut=Cut(), ep=1, exempt=())
     engine = memory_of(recipe, facts).engine_weights(EngineLayout(), size=2)
     assert engine == 2 * (kept - held.numbers) + held.size_bytes
     trained = replace(facts, trains_mtp=True)
     ahead = range(facts.num_layers, facts.num_layers + facts.num_mtp_layers)
-    both = held_in_format(trained, "fp8", cut=Cut(), ep=1, exempt=()).numbers
+    both = quantised_size(trained, "fp8", cut=Cut(), ep=1, exempt=()).numbers
     assert both > held.numbers
-    of_layer = held_in_format(trained, "fp8", cut=Cut(), ep=1, exempt=(), layers=ahead).numbers
+    of_layer = quantised_size(trained, "fp8", cut=Cut(), ep=1, exempt=(), layers=ahead).numbers
     assert of_layer == both - held.numbers
 
 

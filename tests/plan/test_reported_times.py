@@ -7,7 +7,7 @@ import pytest
 
 from milescli import models
 from milescli.core.units import GIB
-from milescli.plan.devices import DEVICES, Reached
+from milescli.plan.devices import DEVICES, Efficiency
 from milescli.plan.memory import memory_model
 from milescli.plan.time import TimeModel, Work
 from milescli.plan.types import EngineLayout, TrainerLayout
@@ -29,7 +29,7 @@ def _model(name: str, device: str) -> TimeModel:
         memory=memory_model(facts),
         device=DEVICES[device],
         devices_per_node=8,
-        reached=Reached(),
+        efficiency=Efficiency(),
     )
 
 
@@ -54,7 +54,7 @@ def test_publications_take_what_is_reported_within_a_factor_of_two(
     publication: Publication,
 ) -> None:
     model = _model(publication.model, "H100")
-    seconds = model.sync_whole(
+    seconds = model.publish_whole_seconds(
         TrainerLayout(dp=publication.devices), _work(), num_receivers=publication.devices
     )
     assert 0.5 < seconds / publication.seconds < 2.0
@@ -71,7 +71,7 @@ def test_an_engine_of_a_hybrid_model_holds_as_many_tokens_as_reported(
         memory_bytes=DEVICE_MODELS["H200"].memory_gib * GIB,
         size=2,
         longest=16384,
-        reached=model.reached,
+        efficiency=model.efficiency,
     ).cache
     assert model.memory.cache_tokens(layout, cache_bytes=cache, size=2) == pytest.approx(
         tokens, rel=0.12
@@ -102,7 +102,7 @@ def test_a_step_takes_what_is_reported_once_its_responses_are_as_long() -> None:
         memory_bytes=DEVICE_MODELS["H200"].memory_gib * GIB,
         size=2,
         longest=16384,
-        reached=model.reached,
+        efficiency=model.efficiency,
     ).cache
     rollout = model.rollout(layout, _work(response=response), cache_bytes=cache)
     assert 0.6 < rollout.total / STEP.rollout_s < 1.6, (response, rollout)
@@ -118,5 +118,5 @@ def test_logits_are_computed_once_more_for_the_gradients_and_the_rest_only_in_a_
     )
     facts = model.table.facts
     rest = model.flops.forward_mean(work.typical_tokens) - 2 * facts.vocab_size * facts.hidden_size
-    rate = model.device.bf16_flops * model.reached.train_share
+    rate = model.device.bf16_flops * model.efficiency.train_share
     assert again - once == pytest.approx(work.rank_tokens(8) * rest / rate, rel=1e-6)

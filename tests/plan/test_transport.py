@@ -12,7 +12,7 @@ import pytest
 from milescli.core.units import GIB, MIB
 from milescli.models import parse_facts, table
 from milescli.models.facts import ModelFacts
-from milescli.plan.devices import DEVICES, Reached
+from milescli.plan.devices import DEVICES, Efficiency
 from milescli.plan.make import make_plan
 from milescli.plan.memory import memory_model
 from milescli.plan.time import TimeModel, Work
@@ -191,7 +191,7 @@ def _seconds(trainer: TrainerLayout, engines: EngineLayout, **how: Any) -> float
         memory=memory_model(facts),
         device=DEVICES["H100"],
         devices_per_node=8,
-        reached=Reached(),
+        efficiency=Efficiency(),
     )
     work = Work(
         num_samples=512,
@@ -205,7 +205,7 @@ def _seconds(trainer: TrainerLayout, engines: EngineLayout, **how: Any) -> float
         bucket_bytes=512 * MIB,
         sends_whole=how.pop("whole", False),
     )
-    return model.sync(trainer, engines, work, **how)
+    return model.publish_seconds(trainer, engines, work, **how)
 
 
 def test_a_publish_in_pieces_takes_less_than_whole_tensors_and_less_with_more_ranks() -> None:

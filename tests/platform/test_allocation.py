@@ -10,14 +10,14 @@ import pytest
 
 PROGRAM = """\
 import psutil, torch
-from milescli.platform.allocation import give_back_freed_memory, keep_freed_memory
+from milescli.platform.allocation import release_freed_memory, keep_freed_memory
 keep_freed_memory()
 blocks = [torch.ones(1 << 23) for _ in range(16)]
 last = torch.ones(1000)
 held = psutil.Process().memory_info().rss
 del blocks
 kept = psutil.Process().memory_info().rss
-give_back_freed_memory()
+release_freed_memory()
 print(held - kept, kept - psutil.Process().memory_info().rss)
 """
 BLOCKS_BYTES = 16 * (1 << 25)

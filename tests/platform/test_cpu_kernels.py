@@ -77,6 +77,6 @@ def test_the_same_bits_come_with_any_number_of_threads() -> None:
 
 
 def test_other_types_are_for_others() -> None:
-    assert cpu_kernels.suit(torch.zeros(1))
-    assert not cpu_kernels.suit(torch.zeros(1), torch.zeros(1, dtype=torch.bfloat16))
-    assert not cpu_kernels.suit(torch.zeros(1, device="meta"))
+    assert cpu_kernels.supports(torch.zeros(1))
+    assert not cpu_kernels.supports(torch.zeros(1), torch.zeros(1, dtype=torch.bfloat16))
+    assert not cpu_kernels.supports(torch.zeros(1, device="meta"))

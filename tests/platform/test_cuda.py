@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from milescli.platform.cuda import parse_cuda_version, parse_devices, parse_gone, parse_interconnect
+from milescli.platform.cuda import parse_cuda_version, parse_devices, parse_interconnect, parse_lost
 from milescli.platform.machine import Device
 from tests.platform.tools_on_paper import text
 
@@ -59,9 +59,9 @@ def test_what_is_no_device_is_none(said: str) -> None:
     ],
 )
 def test_a_device_that_is_gone_is_left_out_and_named(row: str, said: str) -> None:
-    assert parse_devices(row) == ([], "") and parse_gone(row) == {2: said}
+    assert parse_devices(row) == ([], "") and parse_lost(row) == {2: said}
     assert (
-        parse_gone(text("nvidia_query.txt") + text("gb200_query.txt") + text("mig_query.txt")) == {}
+        parse_lost(text("nvidia_query.txt") + text("gb200_query.txt") + text("mig_query.txt")) == {}
     )
 
 

@@ -106,9 +106,12 @@ def test_the_users_own_value_stands_where_it_is_about_speed_and_nowhere_else(
         monkeypatch.setenv(setting.name, "theirs")
     for role in ROLES:
         for before, now in zip(ours[role], settings(plan, role, ["0"]), strict=True):
-            assert now.value == ("theirs" if before.yields else before.value), now
-            assert not before.yields or f"yours; miles would set {before.value}: " in now.reason
-    yielding = {setting.name for role in ROLES for setting in ours[role] if setting.yields}
+            assert now.value == ("theirs" if before.user_overrides else before.value), now
+            assert (
+                not before.user_overrides
+                or f"yours; miles would set {before.value}: " in now.reason
+            )
+    yielding = {setting.name for role in ROLES for setting in ours[role] if setting.user_overrides}
     must = {
         name
         for name in yielding

@@ -18,7 +18,7 @@ SOME = (1, 2, 3, 7, 16, 33, 64, 1000)
 
 @pytest.fixture(autouse=True)
 def on(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not (cpu_kernels.are_there() and torch.backends.mkldnn.is_available()):
+    if not (cpu_kernels.is_available() and torch.backends.mkldnn.is_available()):
         pytest.skip("no compiled kernels, or a PyTorch without oneDNN")
     monkeypatch.setattr(exact, "_is_on", True)
 
@@ -106,7 +106,7 @@ def test_a_column_has_the_same_bits_wherever_it_lies_in_the_weight(dtype: torch.
 
 def test_it_is_not_turned_on_without_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "_is_on", False)
-    monkeypatch.setattr(cpu_kernels, "are_there", lambda: False)
+    monkeypatch.setattr(cpu_kernels, "is_available", lambda: False)
     with pytest.raises(MachineError, match="needs the compiled kernels"):
         exact.turn_on()
     assert not exact.is_on()

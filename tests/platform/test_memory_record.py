@@ -14,10 +14,10 @@ from milescli.platform import memory_record
 from milescli.platform.memory_record import (
     FILE,
     MemoryRecord,
-    last_look,
+    last_sample,
     oom_kills,
     peak_resident_bytes,
-    pids_noted,
+    recorded_pids,
     resident_bytes,
 )
 from tests.waiting import until
@@ -27,14 +27,14 @@ def _records(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / memory_record.FILE).read_text().splitlines()]
 
 
-def test_processes_are_named_by_the_log_that_they_write_and_the_last_look_is_kept(
+def test_processes_are_named_by_the_log_that_they_write_and_the_last_sample_is_kept(
     tmp_path: Path,
 ) -> None:
     with (tmp_path / "trainer-rank-0.log").open("w") as log:
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, stdout=log)
     memory = MemoryRecord(driver=os.getpid(), folder=tmp_path)
-    memory.look([child.pid])
-    memory.look([child.pid])  # not yet due
+    memory.sample([child.pid])
+    memory.sample([child.pid])  # not yet due
     assert len(_records(tmp_path)) == 1
     child.kill()
     child.communicate()
@@ -58,7 +58,7 @@ def test_the_peak_is_told_without_what_others_answer_for_of_shared_pages(tmp_pat
     parent = subprocess.Popen([sys.executable, "-c", forks], stdin=-1, stdout=-1, text=True)
     assert parent.stdout is not None
     pids = [int(parent.stdout.readline()), int(parent.stdout.readline())]
-    MemoryRecord(driver=None, folder=tmp_path).look(pids)
+    MemoryRecord(driver=None, folder=tmp_path).sample(pids)
     parent.communicate()
     (look,) = _records(tmp_path)
     for pid in map(str, pids):
@@ -72,7 +72,7 @@ def test_a_process_without_a_log_is_named_by_its_command_or_its_module(tmp_path:
     for child in (module, command):  # Popen may return before the kernel has the words
         until(Path(f"/proc/{child.pid}/cmdline").read_bytes, "the words of a process")
     memory = MemoryRecord(driver=os.getpid(), folder=tmp_path)
-    memory.look([module.pid, command.pid])
+    memory.sample([module.pid, command.pid])
     for child in (module, command):
         child.kill()
         child.communicate()
@@ -83,13 +83,13 @@ def test_a_process_without_a_log_is_named_by_its_command_or_its_module(tmp_path:
 def test_the_file_is_bounded_and_keeps_its_first_and_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_record, "EVERY_S", 0.0)
+    monkeypatch.setattr(memory_record, "INTERVAL_S", 0.0)
     monkeypatch.setattr(memory_record, "MAX_LINES", 10)
     memory = MemoryRecord(driver=os.getpid(), folder=tmp_path)
     for _ in range(95):
-        memory.look([])
+        memory.sample([])
     first = _records(tmp_path)[0]
-    memory.look([])
+    memory.sample([])
     kept = _records(tmp_path)
     assert len(kept) <= 10 and kept[0] == first
     assert kept[-1]["time"] >= kept[-2]["time"] >= first["time"]
@@ -97,27 +97,27 @@ def test_the_file_is_bounded_and_keeps_its_first_and_last(
 
 def test_nothing_is_kept_before_there_is_a_folder() -> None:
     memory = MemoryRecord(driver=None)
-    memory.look([os.getpid()])
+    memory.sample([os.getpid()])
     memory.end()
 
 
 def test_another_watchdog_learns_who_was_there(tmp_path: Path) -> None:
-    assert pids_noted(tmp_path) == set()
+    assert recorded_pids(tmp_path) == set()
     memory = MemoryRecord(driver=None, folder=tmp_path)
-    memory.look([os.getpid()])
+    memory.sample([os.getpid()])
     memory.end()
     with (tmp_path / memory_record.FILE).open("a") as torn:
         torn.write('{"resident_bytes": {"12')
-    assert pids_noted(tmp_path) == {os.getpid()}
+    assert recorded_pids(tmp_path) == {os.getpid()}
 
 
-def test_the_last_look_is_read_off_the_end_of_a_long_record(tmp_path: Path) -> None:
-    assert last_look(tmp_path) == {}
+def test_the_last_sample_is_read_off_the_end_of_a_long_record(tmp_path: Path) -> None:
+    assert last_sample(tmp_path) == {}
     names = {"1": "driver", "2": "engine-0", "3": "engine-0"}
     look = {"resident_bytes": {"1": 5, "2": 7, "3": 11}, "names": names}
     lines = ["x" * 2**17, json.dumps(look), json.dumps({"oom_kills": 0})]
     (tmp_path / FILE).write_text("\n".join(lines) + '\n{"resident_bytes": {"1": 9')
-    assert last_look(tmp_path) == {"driver": 5, "engine-0": 18}
+    assert last_sample(tmp_path) == {"driver": 5, "engine-0": 18}
 
 
 def test_a_process_knows_the_most_that_it_ever_held() -> None:

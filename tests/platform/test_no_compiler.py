@@ -7,9 +7,9 @@ import sys
 
 PROBE = """
 import importlib.util, sys
-from milescli.platform.no_compiler import compile_nothing
-compile_nothing()
-compile_nothing()
+from milescli.platform.no_compiler import disable_compiler
+disable_compiler()
+disable_compiler()
 
 import torch
 
@@ -40,8 +40,8 @@ optimizer.step()
 
 PARTS = """
 import sys
-from milescli.platform.no_compiler import compile_nothing
-compile_nothing()
+from milescli.platform.no_compiler import disable_compiler
+disable_compiler()
 import torch
 stand_in = sys.modules["torch._dynamo"]
 from torch._dynamo.utils import counters

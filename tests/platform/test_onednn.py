@@ -17,7 +17,7 @@ def wide(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
     return request.param
 
 
-@pytest.mark.parametrize("shape", [(1, 24), (onednn.FEW_ROWS, 24), (3, 7, 24), (1500, 1, 96)])
+@pytest.mark.parametrize("shape", [(1, 24), (onednn.MIN_ROWS, 24), (3, 7, 24), (1500, 1, 96)])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_a_product_is_that_of_torch(wide: bool, shape: tuple[int, ...], with_bias: bool) -> None:
     x, weight = torch.randn(shape), torch.randn(40, shape[-1])
@@ -35,6 +35,6 @@ def test_factors_may_lie_as_they_like(wide: bool) -> None:
 def test_it_computes_many_rows_of_float32_on_wide_vectors(wide: bool) -> None:
     weight = torch.randn(4, 8)
     assert onednn.computes(torch.randn(2, 8, 8), weight) is wide
-    assert not onednn.computes(torch.randn(onednn.FEW_ROWS - 1, 8), weight)
+    assert not onednn.computes(torch.randn(onednn.MIN_ROWS - 1, 8), weight)
     assert not onednn.computes(torch.randn(64, 8).bfloat16(), weight.bfloat16())
     assert not onednn.computes(torch.randn(64, 8), weight.double())

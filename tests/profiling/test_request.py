@@ -22,18 +22,18 @@ def run(tmp_path: Path) -> RunDir:
 
 def _ask(run: RunDir, **wanted: object) -> Request:
     made = Request(number=files.next_number(run), **{"steps": 2, **wanted})  # type: ignore[arg-type]
-    files.ask(run, made)
+    files.write_request(run, made)
     return made
 
 
 def test_what_is_asked_is_what_is_taken_and_only_once(run: RunDir) -> None:
-    assert not files.is_pending(run) and files.take(run) is None
+    assert not files.is_pending(run) and files.take_request(run) is None
     made = _ask(run, ranks=[0, 3], engines=[1], memory=True)
     assert files.is_pending(run)
     assert run.profiles_dir.stat().st_mode & 0o077 == 0
     assert files.request_file(run).stat().st_mode & 0o077 == 0
-    assert files.take(run) == made
-    assert not files.is_pending(run) and files.take(run) is None
+    assert files.take_request(run) == made
+    assert not files.is_pending(run) and files.take_request(run) is None
     assert files.next_number(run) == made.number + 1
 
 
@@ -43,7 +43,7 @@ def test_two_requests_do_not_wait_at_once(run: RunDir) -> None:
         _ask(run)
     assert str(files.request_file(run)) in refused.value.fixes[1]
     assert files.next_number(run) == first.number + 1, "no folder of the refused one is left"
-    assert files.take(run) == first
+    assert files.take_request(run) == first
 
 
 def test_a_file_system_without_hard_links_does(
@@ -56,17 +56,17 @@ def test_a_file_system_without_hard_links_does(
     made = _ask(run)
     with pytest.raises(MilesError, match="another profile"):
         _ask(run)
-    assert files.take(run) == made
+    assert files.take_request(run) == made
 
 
 def test_one_that_was_taken_back_is_not_begun_and_no_other_is_harmed(run: RunDir) -> None:
     first = _ask(run)
-    files.take_back(run, first.number)
+    files.cancel_request(run, first.number)
     assert not files.is_pending(run) and files.is_cancelled(run, first.number)
     second = _ask(run)
-    files.take_back(run, first.number)
-    assert files.take(run) == second
-    files.take_back(run, second.number)
+    files.cancel_request(run, first.number)
+    assert files.take_request(run) == second
+    files.cancel_request(run, second.number)
     assert files.is_cancelled(run, second.number), "the driver looks at it between two steps"
 
 
@@ -88,7 +88,7 @@ def test_one_that_was_taken_back_is_not_begun_and_no_other_is_harmed(run: RunDir
 def test_what_is_no_request_is_thrown_away(run: RunDir, text: str) -> None:
     files.folder_of(run, 1).mkdir(parents=True)
     files.request_file(run).write_text(text)
-    assert files.take(run) is None and not files.is_pending(run)
+    assert files.take_request(run) is None and not files.is_pending(run)
 
 
 def test_a_link_is_never_followed(run: RunDir, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_link_is_never_followed(run: RunDir, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     files.request_file(run).rename(elsewhere)
     files.request_file(run).symlink_to(elsewhere)
-    assert files.take(run) is None and not files.is_pending(run)
+    assert files.take_request(run) is None and not files.is_pending(run)
     assert elsewhere.exists() and made.number == 1
 
 

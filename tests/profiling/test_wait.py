@@ -42,7 +42,7 @@ def _answer(run: RunDir, progress: Progress) -> threading.Thread:
     """As a driver does, a moment later."""
 
     def answer() -> None:
-        wanted = until(lambda: files.take(run))
+        wanted = until(lambda: files.take_request(run))
         state = State(progress=progress, first_step=3, last_step=4, seconds=3.0)
         files.write_state(run, wanted.number, state)
 
@@ -55,7 +55,7 @@ def test_the_state_that_the_driver_writes_is_waited_for(running: RunDir) -> None
     wait.require_running(running, command="miles profile x")
     told = list[str]()
     driver = _answer(running, Progress.DONE)
-    state = wait.profiled(running, _wanted(running), tell=told.append)
+    state = wait.request_profile(running, _wanted(running), tell=told.append)
     driver.join()
     assert (state.first_step, state.last_step) == (3, 4)
     assert "step 2, which took 1.5 s" in told[0]
@@ -64,7 +64,7 @@ def test_the_state_that_the_driver_writes_is_waited_for(running: RunDir) -> None
 def test_an_attempt_that_goes_wrong_is_an_error(running: RunDir) -> None:
     driver = _answer(running, Progress.ENDED)
     with pytest.raises(MilesError, match="ended before the profile was finished") as ended:
-        wait.profiled(running, _wanted(running), tell=lambda text: None)
+        wait.request_profile(running, _wanted(running), tell=lambda text: None)
     driver.join()
     assert ended.value.exit_code == 1 and "miles why" in ended.value.fixes[0]
 
@@ -73,7 +73,7 @@ def test_a_driver_that_is_gone_is_an_error_and_the_request_is_taken_back(tmp_pat
     run = RunDir(tmp_path)
     wanted = _wanted(run)
     with pytest.raises(MilesError, match="ended before") as ended:
-        wait.profiled(run, wanted, tell=lambda text: None)
+        wait.request_profile(run, wanted, tell=lambda text: None)
     assert "driver is no longer running" in ended.value.why
     assert not files.is_pending(run) and files.is_cancelled(run, wanted.number)
 
@@ -81,12 +81,12 @@ def test_a_driver_that_is_gone_is_an_error_and_the_request_is_taken_back(tmp_pat
 def test_a_driver_that_says_nothing_is_named_with_the_bound(
     running: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wait, "LEAST_BOUND_S", 0.5)
+    monkeypatch.setattr(wait, "MIN_BOUND_S", 0.5)
     monkeypatch.setattr(wait, "STEPS_OF_SILENCE", 0.1)
     long_ago = time.time() - 1000
     os.utime(running.events_file, (long_ago, long_ago))
     with pytest.raises(WaitTimeout, match="for the driver of") as silent:
-        wait.profiled(running, _wanted(running), tell=lambda text: None)
+        wait.request_profile(running, _wanted(running), tell=lambda text: None)
     assert "it last did step 2" in silent.value.why and "limit is" in silent.value.why
     assert not files.is_pending(running)
 
@@ -98,7 +98,7 @@ def test_a_driver_that_goes_on_without_heeding_the_request_is_an_error(running: 
                 events.write(json.dumps({"event": "StepDone", "step": step}) + "\n")
 
     with pytest.raises(MilesError, match="does not record profiles") as refused:
-        wait.profiled(running, _wanted(running), tell=steps_are_done)
+        wait.request_profile(running, _wanted(running), tell=steps_are_done)
     assert refused.value.exit_code == 1 and not files.is_pending(running)
 
 
@@ -110,7 +110,7 @@ def test_ctrl_c_takes_the_request_back(running: RunDir) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        wait.profiled(running, wanted, tell=interrupted)
+        wait.request_profile(running, wanted, tell=interrupted)
     assert not files.is_pending(running) and files.is_cancelled(running, wanted.number)
 
 

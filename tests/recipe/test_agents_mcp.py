@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.agents import McpServer, doubts
+from milescli.recipe.agents import McpServer, find_warnings
 from milescli.recipe.load import LoadedRecipe, load
 from milescli.recipe.resolved import load_resolved, resolved_yaml
 
@@ -74,4 +74,4 @@ def test_a_value_in_place_of_a_variable_is_refused_and_not_repeated(tmp_path: Pa
 
 def test_servers_that_nobody_asks_are_doubted(tmp_path: Path) -> None:
     loaded = _load(tmp_path, "rollout.agent=single_turn")
-    assert "`rollout.mcp` are never called" in str(doubts(loaded.recipe))
+    assert "`rollout.mcp` are never called" in str(find_warnings(loaded.recipe))

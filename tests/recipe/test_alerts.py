@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.alerts import Kind, anchored, expanded, fault_of, kind_of, rules, shown
+from milescli.recipe.alerts import (
+    Kind,
+    expand_variables,
+    fault_of,
+    kind_of,
+    rules,
+    shown,
+    with_absolute_commands,
+)
 from milescli.recipe.machine import RunSettings
 from milescli.recipe.section import refuse
 
@@ -87,11 +95,11 @@ def test_a_moment_is_a_word_or_a_diagnosis() -> None:
 
 def test_an_address_takes_its_variables_from_the_environment() -> None:
     environ = {"A_TOKEN": "abc", "B_WEBHOOK": "https://x.org/secret\n"}
-    assert expanded("https://x.org/$A_TOKEN/${A_TOKEN}", environ) == "https://x.org/abc/abc"
-    assert expanded("$B_WEBHOOK", environ) == "https://x.org/secret"
-    assert expanded("sh -c 'echo $A_TOKEN'", environ) == "sh -c 'echo $A_TOKEN'"
+    assert expand_variables("https://x.org/$A_TOKEN/${A_TOKEN}", environ) == "https://x.org/abc/abc"
+    assert expand_variables("$B_WEBHOOK", environ) == "https://x.org/secret"
+    assert expand_variables("sh -c 'echo $A_TOKEN'", environ) == "sh -c 'echo $A_TOKEN'"
     with pytest.raises(KeyError, match="C_TOKEN"):
-        expanded("$C_TOKEN", {"C_TOKEN": ""})
+        expand_variables("$C_TOKEN", {"C_TOKEN": ""})
     assert fault_of("ftp://x.org") and not fault_of("https://x.org/secret")
 
 
@@ -100,5 +108,8 @@ def test_a_command_of_this_folder_is_found_from_another_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     entries = ["./tell.sh 'two words'", "notify-send x", "https://x.org/y"]
-    assert anchored(entries) == [f"{tmp_path}/tell.sh 'two words'", *entries[1:]]
-    assert anchored(entries[1:]) is not None and anchored(entries[1:]) == entries[1:]
+    assert with_absolute_commands(entries) == [f"{tmp_path}/tell.sh 'two words'", *entries[1:]]
+    assert (
+        with_absolute_commands(entries[1:]) is not None
+        and with_absolute_commands(entries[1:]) == entries[1:]
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from milescli.recipe.check import open_keys
+from milescli.recipe.check import unencrypted_key_warnings
 from milescli.recipe.schema import Recipe
 
 WITH_KEY = {"api_key_env": "KEY", "model": "m"}
@@ -27,7 +27,7 @@ def _recipe(url: str) -> Recipe:
 
 
 def test_every_place_that_would_send_a_key_in_the_open_is_told_once() -> None:
-    told = open_keys(_recipe(OPEN))
+    told = unencrypted_key_warnings(_recipe(OPEN))
     places = [text.partition(".api_key_env")[0].lstrip("`") for text in told]
     assert places == [
         *("rollout.judge", "rollout.remote_reward", "rollout.user.endpoint", "rollout.search"),
@@ -42,8 +42,8 @@ def test_every_place_that_would_send_a_key_in_the_open_is_told_once() -> None:
     ["https://10.0.0.9/v1", "http://127.0.0.1:1/v1", "http://127.8.9.1/v1", "http://[::1]:1/v1"],
 )
 def test_what_is_encrypted_or_stays_here_is_no_matter(url: str) -> None:
-    assert open_keys(_recipe(url)) == []
+    assert unencrypted_key_warnings(_recipe(url)) == []
 
 
 def test_a_name_that_begins_like_loopback_is_none() -> None:
-    assert len(open_keys(_recipe("http://127.0.0.1.example.com/v1"))) == 8
+    assert len(unencrypted_key_warnings(_recipe("http://127.0.0.1.example.com/v1"))) == 8

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.rollout import Rollout, order_doubts, order_rules
+from milescli.recipe.rollout import Rollout, order_rules, order_warnings
 from milescli.recipe.section import refuse
 from tests.recipe.conftest import Place
 
@@ -37,13 +37,13 @@ def test_a_curriculum_cannot_take_groups_as_they_are_done(place: Place) -> None:
 
 
 def test_what_has_no_effect_is_doubted() -> None:
-    assert not order_doubts(_rollout())
-    assert not order_doubts(
+    assert not order_warnings(_rollout())
+    assert not order_warnings(
         _rollout(max_staleness=1, order="done", on_update="abort", stale_groups="drop")
     )
-    (doubt,) = order_doubts(_rollout(on_update="drain"))
+    (doubt,) = order_warnings(_rollout(on_update="drain"))
     assert "on_update=drain` has no effect" in doubt
-    (doubt,) = order_doubts(_rollout(max_staleness=1, stale_groups="drop"))
+    (doubt,) = order_warnings(_rollout(max_staleness=1, stale_groups="drop"))
     assert "stale_groups=drop` has no effect" in doubt
 
 

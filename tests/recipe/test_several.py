@@ -10,7 +10,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, load
 from milescli.recipe.resolved import load_resolved, resolved_yaml
-from milescli.recipe.several import each_of, from_options, planned, to_options
+from milescli.recipe.several import adapter_recipes, from_options, recipe_to_plan, to_options
 
 BASE = """\
 model: {path: somewhere}
@@ -46,7 +46,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_is_the_recipe_but_for_what_it_says(tmp_path: Path) -> None:
-    each = each_of(_loaded(tmp_path))
+    each = adapter_recipes(_loaded(tmp_path))
     sums, words = each["sums"].recipe, each["words"].recipe
     assert (sums.train.optimizer.lr, words.train.optimizer.lr) == (3e-3, 1e-3)
     assert (sums.train.steps, words.train.steps) == (5, 9)
@@ -59,14 +59,14 @@ def test_each_is_the_recipe_but_for_what_it_says(tmp_path: Path) -> None:
 
 def test_an_empty_recipe_has_none(tmp_path: Path) -> None:
     loaded = _loaded(tmp_path, BASE)
-    assert each_of(loaded) == {}
-    assert planned(loaded) is loaded
+    assert adapter_recipes(loaded) == {}
+    assert recipe_to_plan(loaded) is loaded
 
 
 def test_the_command_line_gives_each_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("train:\n  optimizer:\n    lr: 1e-2\n")
     loaded = _loaded(tmp_path, BASE, "a=@a.yaml", "b=@a.yaml")
-    assert {n: one.recipe.train.optimizer.lr for n, one in each_of(loaded).items()} == {
+    assert {n: one.recipe.train.optimizer.lr for n, one in adapter_recipes(loaded).items()} == {
         "a": 1e-2,
         "b": 1e-2,
     }
@@ -80,14 +80,14 @@ def test_a_run_s_record_has_them(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(resolved_yaml(loaded))
     again = load_resolved(tmp_path / "recipe.yaml")
     assert again.recipe == loaded.recipe
-    assert {n: one.recipe for n, one in each_of(again).items()} == {
-        n: one.recipe for n, one in each_of(loaded).items()
+    assert {n: one.recipe for n, one in adapter_recipes(again).items()} == {
+        n: one.recipe for n, one in adapter_recipes(loaded).items()
     }
 
 
 def test_room_is_planned_for_all(tmp_path: Path) -> None:
     loaded = _loaded(tmp_path, BASE.replace("task:sums", "task:sums, max_prompt_tokens: 90") + TWO)
-    recipe = planned(loaded).recipe
+    recipe = recipe_to_plan(loaded).recipe
     assert recipe.data.max_prompt_tokens == 700
     assert recipe.rollout.samples_per_prompt == 8
     assert recipe.rollout.prompts_per_step == 12, "8 x 8 and 8 x 4 samples, by eights"
@@ -95,7 +95,9 @@ def test_room_is_planned_for_all(tmp_path: Path) -> None:
 
 def test_steps_of_all_beat_those_of_each(tmp_path: Path) -> None:
     loaded = _loaded(tmp_path, sets=("train.steps=20",))
-    steps = {name: one.recipe.train.steps for name, one in each_of(loaded, steps=20).items()}
+    steps = {
+        name: one.recipe.train.steps for name, one in adapter_recipes(loaded, steps=20).items()
+    }
     assert steps == {"sums": 20, "words": 20}
 
 
@@ -119,7 +121,7 @@ def test_steps_of_all_beat_those_of_each(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_one_s_alone_is_refused(tmp_path: Path, own: str, named: str) -> None:
     with pytest.raises(RecipeError) as refused:
-        each_of(_loaded(tmp_path, BASE + f"adapters: {{one: {own}}}\n"))
+        adapter_recipes(_loaded(tmp_path, BASE + f"adapters: {{one: {own}}}\n"))
     assert named in refused.value.what and refused.value.fixes
 
 
@@ -134,18 +136,18 @@ def test_what_cannot_be_one_s_alone_is_refused(tmp_path: Path, own: str, named: 
 )
 def test_what_does_not_go_with_several_is_refused(tmp_path: Path, change: str, named: str) -> None:
     with pytest.raises(RecipeError) as refused:
-        each_of(_loaded(tmp_path, sets=(change,)))
+        adapter_recipes(_loaded(tmp_path, sets=(change,)))
     assert named in refused.value.what
 
 
 def test_over_a_model_from_scratch_they_are_refused(tmp_path: Path) -> None:
     text = BASE.replace("{path: somewhere}", "{scratch: {}}")
     with pytest.raises(RecipeError, match="from scratch"):
-        each_of(_loaded(tmp_path, text + TWO))
+        adapter_recipes(_loaded(tmp_path, text + TWO))
 
 
 @pytest.mark.parametrize("option", ["a", "a=", "=@a.yaml", "../a=@a.yaml"])
 def test_an_option_that_names_no_adapter_is_refused(tmp_path: Path, option: str) -> None:
     (tmp_path / "a.yaml").write_text("{}")
     with pytest.raises(RecipeError):
-        each_of(_loaded(tmp_path, BASE, option))
+        adapter_recipes(_loaded(tmp_path, BASE, option))

@@ -61,10 +61,10 @@ class Pair:
         )
 
     async def score(
-        self, batch: TrainBatch, *, rounded_otherwise: bool = False
+        self, batch: TrainBatch, *, with_other_rounding: bool = False
     ) -> list[np.ndarray]:
         assert self.holder == "trainer"
-        moved = self.floor if rounded_otherwise else 0.0
+        moved = self.floor if with_other_rounding else 0.0
         scores: list[np.ndarray] = [np.zeros(0)] * batch.num_sequences
         for shard in batch.shards:
             for number, size in zip(shard.sequence_ids, np.diff(shard.cu_seqlens), strict=True):
@@ -75,7 +75,7 @@ class Pair:
         if self.wrong_weight:
             raise MismatchError(f"`{self.wrong_weight}` differs", why="1 of 9 elements", fix="-")
 
-    async def silence_layers(self, first: int) -> None:
+    async def bypass_layers(self, first: int) -> None:
         assert self.holder == "trainer"
         self.layers = first
         self.silenced.append(first)
@@ -98,7 +98,7 @@ class Pair:
     async def nothing(self, *_: object) -> None:
         """An order that changes no memory."""
 
-    shed = pause = resume = wake_cache = connect_engines = nothing
+    offload_optimizer_state = pause = resume = wake_cache = connect_engines = nothing
 
 
 async def _run(pair: Pair, *, colocated: bool, plan: Plan):

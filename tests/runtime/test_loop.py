@@ -32,7 +32,7 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.loop import Hooks, MemoryReports, Run, learn
 from milescli.runtime.recovery.supervise import StopFlag
 from milescli.runtime.sources import Demonstrations, Groups, Rows, Source
-from milescli.train.base import Stepped, Trainer
+from milescli.train.base import StepResult, Trainer
 from milescli.train.objectives import load_objective
 from tests.plans import PLAN
 from tests.runtime.recording.recorder import Recorder
@@ -80,7 +80,7 @@ class _Trainer(Trainer):
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         self.notes.append(method)
-        return Stepped(report=REPORT) if method == "step" else None
+        return StepResult(report=REPORT) if method == "step" else None
 
 
 def _run(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.checkpoint.store import CheckpointStore, not_written
+from milescli.checkpoint.store import CheckpointStore, save_failed
 from milescli.core.errors import CheckpointError, MachineError, WaitTimeout
 from milescli.core.events import CheckpointSaved, EventBus, Notice
 from milescli.recipe.load import load
@@ -36,7 +36,7 @@ class Writer:
     def note_saved(self) -> None:
         self.asked.append("note_saved")
 
-    def note_given_up(self) -> None:
+    def note_save_failed(self) -> None:
         self.given_up += 1
 
     async def save(self, folder: Path) -> None:
@@ -128,12 +128,12 @@ def test_a_checkpoint_that_is_half_written_at_the_end_is_removed(tmp_path: Path)
         await rig.saver.settle()
         rig.writer.written = False
         await rig.save(6)
-        assert rig.saver.store.torn() == [6]
+        assert rig.saver.store.incomplete_steps() == [6]
         await rig.saver.close()
         await rig.saver.discard_unfinished()
 
     run(work)
-    assert rig.saver.store.steps() == [3] and rig.saver.store.torn() == []
+    assert rig.saver.store.steps() == [3] and rig.saver.store.incomplete_steps() == []
 
 
 def test_whoever_waits_for_a_checkpoint_does_not_wait_for_a_look(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_save_that_fails_is_told_of_and_the_next_is_another_try(tmp_path: Path
     async def work() -> None:
         await rig.save(1)
         await rig.saver.settle()
-        rig.writer.error = not_written(rig.saver.store.path(2), "trainer rank 1: no space")
+        rig.writer.error = save_failed(rig.saver.store.path(2), "trainer rank 1: no space")
         await rig.save(2)
         await rig.saver.settle()
         assert not rig.saver.store.path(2).exists() and rig.writer.given_up == 1
@@ -187,7 +187,7 @@ def test_a_checkpoint_that_a_resumed_run_would_need_must_be_written(tmp_path: Pa
     assert rig.saver.spec.recipe.keeps_reference
 
     async def work() -> None:
-        rig.writer.error = not_written(rig.saver.store.path(0), "no space")
+        rig.writer.error = save_failed(rig.saver.store.path(0), "no space")
         await rig.save(0)
         await until_async(lambda: rig.writer.given_up)
         with pytest.raises(CheckpointError, match="reference"):

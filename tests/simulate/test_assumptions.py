@@ -6,7 +6,7 @@ import pytest
 
 from milescli.core.errors import ExitCode, RecipeError
 from milescli.recipe.schema import Recipe
-from milescli.simulate.assumptions import KEYS, assumptions, doubts
+from milescli.simulate.assumptions import KEYS, assumptions, find_warnings
 
 RECIPE = Recipe(name="tiny")
 
@@ -21,7 +21,7 @@ def test_defaults_follow_the_recipe_and_say_where_they_come_from() -> None:
 
 def test_what_the_user_gives_stays_whatever_a_run_says() -> None:
     assume = assumptions(RECIPE, ["response_tokens=7"])
-    later = assume.given("run x", response_tokens=9.0, prompt_tokens=3.0)
+    later = assume.with_values("run x", response_tokens=9.0, prompt_tokens=3.0)
     rows = {name: (value, origin) for name, value, origin in later.rows()}
     assert rows["response_tokens"] == (7.0, "--assume")
     assert rows["prompt_tokens"] == (3.0, "run x")
@@ -46,10 +46,10 @@ def test_nonsense_is_refused_with_what_would_do(text: str, what: str) -> None:
 
 
 def test_defaults_that_do_not_fit_the_recipe_are_named() -> None:
-    assert doubts(RECIPE, assumptions(RECIPE, [])) == []
+    assert find_warnings(RECIPE, assumptions(RECIPE, [])) == []
     rollout = RECIPE.rollout.model_copy(update={"agent": "tools", "filter": "zero_variance"})
     recipe = RECIPE.model_copy(update={"rollout": rollout})
-    agent, kept = doubts(recipe, assumptions(recipe, []))
+    agent, kept = find_warnings(recipe, assumptions(recipe, []))
     assert "turns" in agent and "kept_share" in kept
-    given = assumptions(recipe, ["turns=3", "kept_share=0.7"])
-    assert doubts(recipe, given) == []
+    with_values = assumptions(recipe, ["turns=3", "kept_share=0.7"])
+    assert find_warnings(recipe, with_values) == []

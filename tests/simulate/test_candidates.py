@@ -16,7 +16,7 @@ from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.simulate.assumptions import assumptions
-from milescli.simulate.candidates import ALIKE, Comparison, reason, with_measured
+from milescli.simulate.candidates import SIMILAR_FACTOR, Comparison, reason, with_measured
 from milescli.simulate.measured import read_measured
 from tests.simulate.runs import write_run
 
@@ -75,9 +75,9 @@ def test_the_command_of_a_candidate_plans_its_layout(compared: Comparison) -> No
 def test_of_those_about_as_fast_the_least_stale_is_recommended(compared: Comparison) -> None:
     best, made = compared.recommended, compared.candidates
     fastest = max(one.outcome.samples_per_s for one in made)
-    assert best.outcome.samples_per_s * ALIKE >= fastest
+    assert best.outcome.samples_per_s * SIMILAR_FACTOR >= fastest
     fresher = [one for one in made if one.staleness < best.staleness]
-    assert all(one.outcome.samples_per_s * ALIKE < fastest for one in fresher)
+    assert all(one.outcome.samples_per_s * SIMILAR_FACTOR < fastest for one in fresher)
     assert f"{best.outcome.samples_per_s:.3g} samples/s" in reason(best, made)
 
 

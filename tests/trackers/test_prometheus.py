@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from milescli.checkpoint.run_dir import read_jsonl
 from milescli.core.errors import MachineError
 from milescli.core.events import (
+    AdapterEvent,
     MemorySeen,
     Notice,
-    OfAdapter,
     PhaseStarted,
     RunEnded,
     VerdictGiven,
@@ -110,7 +110,7 @@ def test_names_that_a_recipe_chose_are_labels() -> None:
 
 def test_adapters_have_series_of_their_own() -> None:
     both = [
-        OfAdapter(adapter=name, event=event)
+        AdapterEvent(adapter=name, event=event)
         for name, step in (("sums", 1), ("words", 3))
         for event in (PhaseStarted(phase="train"), step_done(step, 4, reward=step / 10))
     ]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import CORRECTIONS
 from milescli.recipe.train import CorrectionSettings, Train
-from milescli.train.corrections import Correction, corrected
+from milescli.train.corrections import Correction, apply_correction
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 from tests.train.tokens import ragged
@@ -29,7 +29,7 @@ def _made(tokens: PackedTokens, log_ratio: torch.Tensor, **rule: object) -> np.n
     settings = Train(correction=CorrectionSettings(kind="importance", **rule))
     correction = CORRECTIONS.load("importance")
     assert correction is not None
-    made = corrected(correction, log_ratio=log_ratio, tokens=tokens, settings=settings)
+    made = apply_correction(correction, log_ratio=log_ratio, tokens=tokens, settings=settings)
     return made.weights[tokens.loss_mask].numpy()
 
 
@@ -120,4 +120,4 @@ def test_a_correction_that_is_none_is_named(made: object, gave: str) -> None:
         return made
 
     with pytest.raises(RecipeError, match=f"the correction `mine` returned {gave}"):
-        corrected(mine, log_ratio=log_ratio, tokens=tokens, settings=Train())
+        apply_correction(mine, log_ratio=log_ratio, tokens=tokens, settings=Train())

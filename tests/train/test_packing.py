@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.core.types import RoutedExperts
-from milescli.data.chat_masks import demonstration
+from milescli.data.chat_masks import demonstration_trajectory
 from milescli.recipe.schema import Recipe
 from milescli.train.base import TrainBatch, TrainSequence
 from milescli.train.objectives import load_objective
@@ -163,7 +163,7 @@ def test_a_rank_without_a_sequence_gets_an_empty_microbatch() -> None:
 
 
 def test_demonstrations_train_on_the_whole_response() -> None:
-    demonstrations = [demonstration([1, 2], [3, 4]), demonstration([5], [6])]
+    demonstrations = [demonstration_trajectory([1, 2], [3, 4]), demonstration_trajectory([5], [6])]
     sequences = load_objective("supervised", Recipe()).sequences(demonstrations)
     (shard,) = pack(sequences, objective="supervised", dp=1, max_tokens_per_microbatch=64).shards
     assert shard.token_ids.tolist() == [1, 2, 3, 4, 5, 6]

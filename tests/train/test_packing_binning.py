@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milescli.train.packing import even_split, first_fit, longest_first, share_out
+from milescli.train.packing import distribute, even_split, first_fit, longest_first
 
 
 def _log_normal(sigma: float, count: int = 512, *, seed: int = 0) -> list[int]:
@@ -58,7 +58,7 @@ def test_first_fit_makes_the_bins_of_the_textbook(lengths: list[int], cap: int) 
 def test_everything_once_under_the_cap_in_no_more_bins_than_first_fit(
     lengths: list[int], num_ranks: int, cap: int
 ) -> None:
-    shared = share_out(lengths, num_ranks=num_ranks, cap=cap)
+    shared = distribute(lengths, num_ranks=num_ranks, cap=cap)
     bins = [bin_ for rank in shared for bin_ in rank]
     assert sorted(index for bin_ in bins for index in bin_) == list(range(len(lengths)))
     assert len(shared) == num_ranks and len({len(rank) for rank in shared}) == 1
@@ -82,7 +82,7 @@ def test_ranks_are_as_even_as_by_karmarkar_and_karp(
 def test_ranks_stay_even_where_microbatches_have_a_cap(sigma: float) -> None:
     lengths = _log_normal(sigma)
     cap = max(8192, max(lengths))
-    shared = share_out(lengths, num_ranks=8, cap=cap)
+    shared = distribute(lengths, num_ranks=8, cap=cap)
     sums = [sum(lengths[index] for bin_ in rank for index in bin_) for rank in shared]
     assert max(sums) / np.mean(sums) < 1.0001
 

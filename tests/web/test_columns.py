@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from milescli.core.events import OfAdapter, to_record
+from milescli.core.events import AdapterEvent, to_record
 from milescli.web.columns import thin_steps
 from tests.fake_run import WrittenRun, row_step_done, step_done
 
@@ -98,7 +98,7 @@ def test_a_run_over_rows(run: WrittenRun, client: TestClient) -> None:
 def test_adapters_have_columns_of_their_own(run: WrittenRun, client: TestClient) -> None:
     for name, reward in (("sums", 0.25), ("words", 0.75)):
         WrittenRun(path=run.run.adapters_dir / name)
-        run.tell(OfAdapter(adapter=name, event=step_done(1, reward=reward)))
+        run.tell(AdapterEvent(adapter=name, event=step_done(1, reward=reward)))
     listed = client.get("/api/runs").json()["runs"]
     assert [one["adapters"] for one in listed] == [["tiny-1:sums", "tiny-1:words"]]
     for adapter, reward in (("tiny-1:sums", 0.25), ("tiny-1%3Awords", 0.75)):

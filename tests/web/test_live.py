@@ -14,8 +14,8 @@ import pytest
 
 from milescli.checkpoint.run_dir import verdict_file
 from milescli.core.events import (
+    AdapterEvent,
     Notice,
-    OfAdapter,
     PhaseStarted,
     RunEnded,
     WarmupStepDone,
@@ -187,7 +187,7 @@ def test_an_adapter_that_told_nothing_yet_does_not_begin_anew(run: WrittenRun) -
     shown = ShownRun(id="tiny-1:sums", run=own.run, parent=run.run)
     stream = LiveStreams().open(RunRequest(shown=shown, histories=Histories()), None)  # type: ignore
     assert [bool(stream.next_event()) for _ in range(3)] == [True, False, False]
-    run.tell(OfAdapter(adapter="sums", event=step_done(1)))
+    run.tell(AdapterEvent(adapter="sums", event=step_done(1)))
     assert b'"step":1' in stream.next_event() and not stream.next_event()
 
 

@@ -10,7 +10,7 @@ from lines import Bound, Line
 from timing import product_rate, product_size, seconds_of
 
 from checks import Visit
-from milescli.plan.devices import reached, spec_of
+from milescli.plan.devices import efficiency_of, spec_of
 from milescli.platform.probe import probe
 
 
@@ -38,7 +38,7 @@ def measure(visit: Visit) -> Iterator[Line]:
         yield Line(
             name=name,
             measured=size / seconds_of(step, visit, repeats=5) / 1e9,
-            predicted=reached(sheet.name).host_bandwidth / 1e9,
+            predicted=efficiency_of(sheet.name).host_bandwidth / 1e9,
             unit="GB/s",
             note="pinned memory; predicted: what the planner takes a sleeping trainer's way for",
         )

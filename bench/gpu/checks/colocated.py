@@ -116,7 +116,7 @@ def _planned(
     train = times.train(trainer, work, cap=plan.batch.max_tokens_per_microbatch).total
     held = times.memory.counter.fullest(trainer)
     kept, _, moments = static_bytes(held, trainer, size=size_of_weight(visit))
-    publish = times.sync(trainer, plan.engines, work, shared=True)
+    publish = times.publish_seconds(trainer, plan.engines, work, shared=True)
     turns = times.turns(kept + moments) if visit.on_device else 0.0
     return {
         "rollout": rollout,

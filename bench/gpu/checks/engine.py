@@ -153,7 +153,7 @@ def _prefill_line(visit: Visit, weights: WeightTable, seconds: float) -> Line:
         predicted=tokens / planned_s,
         unit="prompt tokens/s",
         note=f"{burst.num_requests} prompts of {burst.prompt_tokens} tokens, one new token each",
-        figures={"prefill_share": times.reached.prefill_share * planned_s / seconds},
+        figures={"prefill_share": times.efficiency.prefill_share * planned_s / seconds},
     )
 
 
@@ -176,7 +176,7 @@ def _agree(
                     trainer,
                     list(request.prompt_ids),
                     completion.response_ids,
-                    rounded_otherwise=otherwise,
+                    with_other_rounding=otherwise,
                 )
             ]
             for otherwise in (False, True)

@@ -20,7 +20,7 @@ from trainer import end, make_shard, make_trainer
 from checks import Visit
 from milescli.models.base import WeightTable
 from milescli.plan.activations import Packing
-from milescli.plan.devices import Reached
+from milescli.plan.devices import Efficiency
 from milescli.plan.memory import TrainerBytes, TrainerLoad
 from milescli.plan.types import TrainerLayout
 from milescli.train.base import TrainShard
@@ -68,7 +68,7 @@ def measure(visit: Visit, shape: str) -> Iterator[Line]:
                 "planned_with_this_fill_bytes": exact.total,
             },
         )
-    yield _context_line(context, time_model(weights).reached.trainer_context)
+    yield _context_line(context, time_model(weights).efficiency.trainer_context)
 
 
 def _lengths(row_tokens: int, *, rows: int, visit: Visit) -> list[int]:
@@ -97,7 +97,7 @@ def _planned(
         bucket_bytes=0,
         packing=packing,
         # what the process takes by itself is a line of its own
-        reached=Reached(trainer_context=0),
+        efficiency=Efficiency(trainer_context=0),
     )
     return time_model(weights).memory.worst_stage(layout, load)
 

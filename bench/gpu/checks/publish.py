@@ -41,7 +41,7 @@ def measure(visit: Visit) -> Iterator[Line]:
                 trainer.publish(WeightVersion(2 + number))
                 seconds.append(time.perf_counter() - begun)
             taken = statistics.median(seconds)
-            planned = time_model(weights).sync(
+            planned = time_model(weights).publish_seconds(
                 TrainerLayout(), EngineLayout(), work_of(visit), shared=True
             )
             yield Line(

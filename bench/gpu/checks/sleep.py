@@ -59,7 +59,7 @@ async def _turns(
         engine_freed, sleep_s = await _change(visit, fleet.sleep)
         trainer_freed, trainer_sleep_s = await _change(visit, lambda: take(trainer.sleep))
         trainer_taken, trainer_wake_s = await _change(visit, lambda: take(trainer.wake))
-        await take(trainer.shed)
+        await take(trainer.offload_optimizer_state)
         weights_taken, wake_s = await _change(visit, fleet.wake_weights)
         await take(trainer.publish, WeightVersion(2))
         await take(trainer.sleep)
@@ -76,12 +76,12 @@ async def _turns(
         memory_bytes=_total(visit),
         size=size_of_weight(visit),
         longest=layout.context_length,
-        reached=times.reached,
+        efficiency=times.efficiency,
     )
     same = [a.response_ids == b.response_ids for a, b in zip(before, after, strict=True)]
     return [
         _bytes(visit, "engine_freed", engine_freed, planned.weights + planned.cache, within=0.1),
-        _bytes(visit, "engine_kept", taken - engine_freed, times.reached.asleep),
+        _bytes(visit, "engine_kept", taken - engine_freed, times.efficiency.asleep),
         _bytes(visit, "engine_returned", -(weights_taken + cache_taken), engine_freed, within=0.02),
         _bytes(visit, "trainer_freed", trainer_freed, _static(trainer), within=0.1),
         _bytes(visit, "trainer_returned", -trainer_taken, trainer_freed, within=0.05),

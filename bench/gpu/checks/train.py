@@ -171,9 +171,9 @@ def _own_lines(
     compute_s = miles.figures["forward_backward_s"]
     # what the planner's share of the peak would have to be, for its seconds to be these
     factor = forecast.compute / compute_s
-    shares = {"train_share": times.reached.train_share * factor}
+    shares = {"train_share": times.efficiency.train_share * factor}
     if weights.facts.num_experts:
-        shares["expert_share"] = times.reached.expert_share * factor
+        shares["expert_share"] = times.efficiency.expert_share * factor
     yield Line(
         name="miles",
         measured=miles.tokens_per_s,

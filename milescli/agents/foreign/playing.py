@@ -11,7 +11,7 @@ from milescli.agents.foreign.host import ForeignHost
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.plug_points import AGENTS
 from milescli.core.types import Prompt
-from milescli.recipe.agents import FOREIGN
+from milescli.recipe.agents import PACKAGE_AGENTS
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
 from milescli.rollout.episode.agents import create_agent, is_built_in
@@ -77,7 +77,7 @@ def require_foreign_environment(rollout: Rollout) -> None:
     """Start the package's process if the recipe's agent needs one; the run uses it later. Raises
     RecipeError if its environment cannot be loaded, MachineError if the package is not
     installed."""
-    if rollout.agent not in FOREIGN or not is_built_in(rollout):
+    if rollout.agent not in PACKAGE_AGENTS or not is_built_in(rollout):
         return
     agent: Any = create_agent(AGENTS.path_of(rollout.agent), rollout)
     host: ForeignHost = agent.host

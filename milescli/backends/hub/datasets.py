@@ -1,5 +1,5 @@
 """Data sets from the hub: finds the files of one split, by the data set's card or by their names,
-fetches them, and joins them to one file. Runs no code of theirs."""
+downloads them, and joins them to one file. Never runs code of a data set."""
 
 from __future__ import annotations
 
@@ -55,12 +55,10 @@ Splits = dict[str, dict[str, list[str]]]
 
 
 def fetch_data(data: HubData, *, key: str, into: Path, output: Output | None = None) -> Path:
-    """Return one split as one file, with the hashes that the hub lists: the file in the cache, or a
-    file in the folder `into` that joins the parts that the hub has. `key`: prompts, eval,
-    demonstrations.
+    """Return one split as one file, verified by the hub's hashes: the file in the cache, or a file
+    in the folder `into` that joins several parts. `key`: prompts, eval, demonstrations.
 
-    Raises DataError, or MachineError if the disk is too small.
-    """
+    Raises DataError, or MachineError if the disk is too small."""
     fetched = fetch_files(
         _repo(data, key=key), _chooser(data, key=key), check=check_hash, output=output
     )
@@ -72,7 +70,7 @@ def fetch_data(data: HubData, *, key: str, into: Path, output: Output | None = N
 
 
 def missing_bytes(data: HubData, *, key: str) -> int:
-    """Return the number of bytes that `fetch_data` would fetch now. Raises as it does."""
+    """Return the number of bytes that `fetch_data` would download now. Raises as it does."""
     repo = _repo(data, key=key)
     listing = list_files(repo)
     chosen = chosen_files(repo, listing, _chooser(data, key=key))
@@ -125,8 +123,8 @@ def _join_lines(files: Sequence[Path], into: Path) -> None:
 
 
 def _join_rows(files: Sequence[Path], into: Path) -> None:
-    """Join files of formats that cannot be concatenated, as JSONL. A row that cannot be read stays
-    one."""
+    """Join files of formats that cannot be concatenated, as JSONL. An unreadable row becomes an
+    unreadable line."""
     import json
 
     from milescli.data.tables import Table
@@ -156,12 +154,11 @@ def _join_parquet(files: Sequence[Path], into: Path, *, key: str) -> None:
 
 
 def choose_files(data: HubData, paths: Iterable[str], *, card: str, key: str) -> list[str]:
-    """Return the files of the split, in order. `card`: README.md of the data set, empty without
-    one.
+    """Return the files of the split, in order. `card`: README.md of the data set, empty if there is
+    none.
 
     Raises DataError if there is nothing to read, and if there are several subsets or splits and
-    none was named.
-    """
+    none was named."""
     readable = sorted(
         path for path in paths if path.endswith(SUFFIXES) and not path.startswith(".")
     )

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from milescli.backends.hub.repo import (
     Listing,
     Repo,
-    explained,
+    as_miles_errors,
     fetch_one,
     list_files,
-    silent,
-    unreachable,
+    quiet_client,
+    unreachable_error,
 )
 from milescli.core.errors import MachineError, MilesError
 from milescli.core.units import format_bytes
@@ -44,15 +44,15 @@ Check = Callable[[Repo, Path, "RepoFile"], None]
 def fetch_files(
     repo: Repo, choose: Choose, *, check: Check, output: Output | None
 ) -> dict[str, Path]:
-    """Fetch files; returns path in the repository -> file on disk. Raises MachineError if the disk
-    is too small, and the repository's error if the hub refuses it."""
+    """Download files. Return path in the repository -> file on disk. Raises MachineError if the
+    disk is too small, and the repository's error if the hub refuses access."""
     from huggingface_hub import snapshot_download
 
     listing = list_files(repo)
     chosen = chosen_files(repo, listing, choose)
     missing = missing_files(repo, listing, chosen)
     if missing and not listing.online:
-        raise unreachable(
+        raise unreachable_error(
             repo,
             f"{len(missing)} of {len(chosen)} files are not in the cache {repo.cache}: "
             f"{', '.join(missing[:3])}",
@@ -60,7 +60,7 @@ def fetch_files(
     size_bytes = sum(listing.files[path].size for path in missing)
     if missing:
         _announce(repo, listing, num_files=len(missing), size_bytes=size_bytes, output=output)
-    with explained(repo), _progress(repo, size_bytes, output=output):
+    with as_miles_errors(repo), _progress(repo, size_bytes, output=output):
         folder = Path(
             snapshot_download(
                 repo.name,
@@ -109,16 +109,16 @@ def _announce(
 
 @contextlib.contextmanager
 def _progress(repo: Repo, size_bytes: int, *, output: Output | None) -> Iterator[None]:
-    """Show our progress bar instead of the client's. It reads the sizes on disk, so it includes
-    what earlier, interrupted downloads had fetched."""
+    """Show our progress bar instead of the client's. It adds up the sizes of files on disk, so it
+    includes what earlier, interrupted downloads left."""
     if output is None or not size_bytes:
-        with silent():
+        with quiet_client():
             yield
         return
     from milescli.console.transfer import Transfer
 
     before, done = _bytes_on_disk(repo), threading.Event()
-    with silent(), Transfer(output, label=repo.name, total=size_bytes) as transfer:
+    with quiet_client(), Transfer(output, label=repo.name, total=size_bytes) as transfer:
 
         def feed() -> None:
             transfer.reached(min(_bytes_on_disk(repo) - before, size_bytes))
@@ -146,17 +146,17 @@ def _bytes_on_disk(repo: Repo) -> int:
 
 
 def check_size(repo: Repo, file: Path, listed: RepoFile) -> None:
-    """Raise if a file has another size than the hub lists. The hub's client has checked the content
-    of a large file as it arrived."""
+    """Raise the repository's error if a file's size differs from the hub's. The hub's client has
+    checked the content of a large file as it arrived."""
     if file.stat().st_size != listed.size:
-        raise _spoilt(
+        raise _corrupt_error(
             repo, file, f"it has {file.stat().st_size} bytes, and the hub says {listed.size}"
         )
 
 
 def check_hash(repo: Repo, file: Path, listed: RepoFile) -> None:
-    """Compare a file with the hash that the hub lists: SHA-256 of large files, git's own hash of
-    small ones."""
+    """Raise the repository's error if a file's hash differs from the hub's: SHA-256 of large files,
+    git's own hash of small ones."""
     check_size(repo, file, listed)
     with file.open("rb") as opened:
         if listed.lfs is not None:
@@ -166,12 +166,12 @@ def check_hash(repo: Repo, file: Path, listed: RepoFile) -> None:
             actual = hashlib.sha1(content, usedforsecurity=False).hexdigest()
             expected = listed.blob_id
     if actual != expected:
-        raise _spoilt(
+        raise _corrupt_error(
             repo, file, f"its hash is {actual[:12]}..., and the hub says {expected[:12]}..."
         )
 
 
-def _spoilt(repo: Repo, file: Path, why: str) -> MilesError:
+def _corrupt_error(repo: Repo, file: Path, why: str) -> MilesError:
     return repo.error(
         f"`{file.name}` of {repo.what} is corrupt",
         why=why,

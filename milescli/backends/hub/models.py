@@ -1,6 +1,6 @@
-"""Models from the hub: whole, their config alone, or all but their weights. Knows no recipe; called
-by runs, conversions and the doctor. `outline_model` writes sparse files in place of the weights,
-for `miles convert --dry-run`."""
+"""Downloads models from the hub: completely, their config alone, or all but their weights. Uses no
+recipe; called by runs, conversions and the doctor. `outline_model` writes sparse files in place of
+the weights, for `miles convert --dry-run`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.backends.hub.fetch import Read, check_size, fetch_files
-from milescli.backends.hub.repo import Repo, fetch_one, first_line, newest_commit, no_hub, silent
+from milescli.backends.hub.repo import (
+    Repo,
+    fetch_one,
+    first_line,
+    newest_commit,
+    no_hub,
+    quiet_client,
+)
 from milescli.core.errors import CheckpointError
 from milescli.core.units import format_bytes
 
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
 def outline_model(name: str, *, revision: str | None, into: Path, output: Output) -> Path | None:
     """Fill the folder `into` as `fetch_model` would, but with sparse files in place of the weights:
-    only their headers are downloaded, some kilobytes each. Returns None if the hub is unreachable.
+    only their headers are downloaded, some kilobytes each. Return None if the hub is unreachable.
     Raises CheckpointError."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
@@ -34,7 +41,7 @@ def outline_model(name: str, *, revision: str | None, into: Path, output: Output
 
     small = fetch_tokenizer(name, revision=revision)
     try:
-        with silent():
+        with quiet_client():
             files = HfApi().get_safetensors_metadata(name, revision=revision).files_metadata
     except no_hub():
         return None
@@ -47,7 +54,7 @@ def outline_model(name: str, *, revision: str | None, into: Path, output: Output
     for path in small.iterdir():
         if path.is_file() and path.suffix != ".safetensors":
             (into / path.name).symlink_to(path.resolve())
-    size_bytes = sum(_write_hollow(into / file, header) for file, header in files.items())
+    size_bytes = sum(_write_sparse(into / file, header) for file, header in files.items())
     output.note(
         f"read the headers of {len(files)} files of `{name}` on the hub, without downloading "
         f"their {format_bytes(size_bytes)}"
@@ -55,9 +62,9 @@ def outline_model(name: str, *, revision: str | None, into: Path, output: Output
     return into
 
 
-def _write_hollow(path: Path, metadata: SafetensorsFileMetadata) -> int:
+def _write_sparse(path: Path, metadata: SafetensorsFileMetadata) -> int:
     """Write a safetensors file with this header and no data. It is as long as the real one, but
-    sparse, so it takes no disk space. Returns its length in bytes."""
+    sparse, so it takes no disk space. Return its length in bytes."""
     header = {
         name: {"dtype": info.dtype, "shape": info.shape, "data_offsets": info.data_offsets}
         for name, info in metadata.tensors.items()
@@ -80,12 +87,10 @@ MODEL_COPY = "--set model.path=/path/to/a/copy"
 def fetch_model(
     name: str, *, revision: str | None, output: Output | None = None, instead: str = MODEL_COPY
 ) -> Path:
-    """Download a model (config, safetensors, tokenizer) and return its folder. Raises
-    CheckpointError, or MachineError if the disk is too small. `instead`: what the error tells the
-    user to write in order to use a local copy.
-
-    Sizes are compared with the hub's; the hub's client checks the content as it arrives.
-    """
+    """Download a model (config, safetensors, tokenizer) and return its folder. Sizes are compared
+    with the hub's; the hub's client checks the content as it arrives. `instead`: what the error
+    tells the user to write in order to use a local copy. Raises CheckpointError, or MachineError if
+    the disk is too small."""
 
     def choose(paths: Sequence[str], _: Read) -> list[str]:
         return [p for p in paths if _matches(p, MODEL_FILES) and not _matches(p, NOT_MODEL_FILES)]
@@ -104,7 +109,7 @@ def fetch_model(
 
 
 def fetch_config(name: str, *, revision: str | None, instead: str = MODEL_COPY) -> Path:
-    """Fetch the model's config.json, a few kilobytes; returns its folder. Raises
+    """Download the model's config.json, a few kilobytes, and return its folder. Raises
     CheckpointError."""
     repo = Repo(name=name, kind="model", revision=revision, instead=instead)
     try:
@@ -116,7 +121,7 @@ def fetch_config(name: str, *, revision: str | None, instead: str = MODEL_COPY) 
 
 
 def fetch_tokenizer(name: str, *, revision: str | None) -> Path:
-    """Fetch config and tokenizer without the weights; returns their folder. Raises
+    """Download config and tokenizer without the weights, and return their folder. Raises
     CheckpointError."""
     patterns = [pattern for pattern in MODEL_FILES if pattern != "*.safetensors"]
 

@@ -1,5 +1,5 @@
 """One repository of the hub: lists it, downloads single files, and converts the client's errors to
-ours. If the hub is unreachable, the client's cache is used. Called by the rest of this room."""
+ours. If the hub is unreachable, the client's cache is used. Called by the rest of this package."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def saved_token() -> str | None:
     return get_token()
 
 
-ASK_TIMEOUT_S = 20.0
+REQUEST_TIMEOUT_S = 20.0
 """Time limit of one request to the hub that downloads nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repo:
-    """Describes a repository to fetch from, and its errors."""
+    """Describes a repository to download from, and its errors."""
 
     name: str
     kind: Literal["model", "dataset"]
@@ -64,7 +64,7 @@ class Repo:
         return cache_of(self.kind, self.name)
 
     def is_cached(self, path: str, *, commit: str) -> bool:
-        """Return True if one of its files is in the cache."""
+        """Return True if the file at `path` is in the cache."""
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(self.name, path, revision=commit, repo_type=self.kind)
@@ -73,7 +73,7 @@ class Repo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Lists every file of a repository."""
+    """Lists the files of a repository."""
 
     commit: str
     """Commit hash; the name of the revision if the hub is unreachable."""
@@ -91,7 +91,7 @@ def list_files(repo: Repo) -> Listing:
 
     try:
         commit = newest_commit(repo)
-        with explained(repo, but_not=no_hub()), silent():
+        with as_miles_errors(repo, but_not=no_hub()), quiet_client():
             tree = list(
                 HfApi().list_repo_tree(
                     repo.name, recursive=True, revision=commit, repo_type=repo.kind
@@ -103,7 +103,7 @@ def list_files(repo: Repo) -> Listing:
         try:
             known = get_cached_repo_tree(repo.name, repo_type=repo.kind, revision=repo.revision)
         except CachedRepoTreeNotFoundError:
-            raise unreachable(
+            raise unreachable_error(
                 repo, f"{first_line(error)}; and it is not in the cache {repo.cache}"
             ) from None
         files = {item.path: item for item in known}
@@ -111,13 +111,13 @@ def list_files(repo: Repo) -> Listing:
 
 
 def newest_commit(repo: Repo) -> str:
-    """Return the newest commit. Asks the hub once, so that an unreachable hub is noticed at once:
-    the client's downloads would retry for half a minute."""
+    """Return the newest commit. Sends one request to the hub, so that an unreachable hub is noticed
+    at once: the client's downloads would retry for half a minute."""
     from huggingface_hub import HfApi
 
-    with explained(repo, but_not=no_hub()):
+    with as_miles_errors(repo, but_not=no_hub()):
         info = HfApi().repo_info(
-            repo.name, repo_type=repo.kind, revision=repo.revision, timeout=ASK_TIMEOUT_S
+            repo.name, repo_type=repo.kind, revision=repo.revision, timeout=REQUEST_TIMEOUT_S
         )
     assert info.sha, repo
     return info.sha
@@ -128,7 +128,7 @@ def fetch_one(repo: Repo, path: str, *, revision: str | None, online: bool) -> P
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    with explained(repo, but_not=(LocalEntryNotFoundError,)), silent():
+    with as_miles_errors(repo, but_not=(LocalEntryNotFoundError,)), quiet_client():
         try:
             return Path(
                 hf_hub_download(
@@ -140,13 +140,13 @@ def fetch_one(repo: Repo, path: str, *, revision: str | None, online: bool) -> P
                 )
             )
         except LocalEntryNotFoundError:
-            raise unreachable(
+            raise unreachable_error(
                 repo, f"the hub cannot be reached, and {path} is not in the cache {repo.cache}"
             ) from None
 
 
 def no_hub() -> tuple[type[Exception], ...]:
-    """Return the exceptions that the client raises if the hub is unreachable."""
+    """Return the types of exceptions that the client raises if the hub is unreachable."""
     import httpx
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -154,7 +154,7 @@ def no_hub() -> tuple[type[Exception], ...]:
 
 
 @contextlib.contextmanager
-def silent() -> Iterator[None]:
+def quiet_client() -> Iterator[None]:
     """Silence the client's own progress bars and warnings, which would bypass `Output`."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
@@ -175,8 +175,8 @@ def silent() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained(repo: Repo, *, but_not: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Convert the client's exceptions to MilesErrors; let those in `but_not` pass."""
+def as_miles_errors(repo: Repo, *, but_not: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turn the client's exceptions into MilesErrors, except for those in `but_not`."""
     import httpx
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -205,10 +205,10 @@ def explained(repo: Repo, *, but_not: tuple[type[Exception], ...] = ()) -> Itera
     except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
         if isinstance(error, MilesError):
             raise
-        raise unreachable(repo, f"{type(error).__name__}: {first_line(error)}") from None
+        raise unreachable_error(repo, f"{type(error).__name__}: {first_line(error)}") from None
 
 
-def unreachable(repo: Repo, why: str) -> MilesError:
+def unreachable_error(repo: Repo, why: str) -> MilesError:
     """Return the error for a repository that cannot be fetched now."""
     option = " --repo-type dataset" if repo.kind == "dataset" else ""
     return repo.error(
@@ -222,7 +222,8 @@ def unreachable(repo: Repo, why: str) -> MilesError:
     )
 
 
-def first_line(said: object) -> str:
-    """Return the first line of an error or a message that is not blank."""
-    lines = [line.strip() for line in str(said).splitlines() if line.strip()]
-    return lines[0] if lines else type(said).__name__
+def first_line(message: object) -> str:
+    """Return the first line of an error or message that is not blank; the name of its type if there
+    is none."""
+    lines = [line.strip() for line in str(message).splitlines() if line.strip()]
+    return lines[0] if lines else type(message).__name__

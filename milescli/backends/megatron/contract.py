@@ -1,4 +1,5 @@
-"""Tests the contract of this room's plug-ins; plug-in authors can run it. A run does not use it."""
+"""Tests the contract of this package's plug-ins; plug-in authors can run it. A run does not use
+it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from milescli.backends.megatron import cpu_compat
-from milescli.backends.megatron.layer_specs import respecified
+from milescli.backends.megatron.layer_specs import apply_to_spec
 from milescli.models import parse_facts, scratch
 from milescli.plan.types import TrainerLayout
 from milescli.recipe.model import ScratchModel
@@ -31,4 +32,4 @@ def check_layer_spec(change: Callable[..., Any]) -> None:
     )
     for layer in range(facts.num_layers):
         spec = layer_spec(config, facts, layer=layer, engine=False)
-        respecified(change, spec=spec, config=config, facts=facts, layer=layer)
+        apply_to_spec(change, spec=spec, config=config, facts=facts, layer=layer)

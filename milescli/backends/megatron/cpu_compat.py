@@ -1,4 +1,4 @@
-"""Lets unmodified Megatron-Core run on a machine without an accelerator, over gloo. Trainer
+"""Makes unmodified Megatron-Core run on a machine without an accelerator, over gloo. Trainer
 processes (and export) install it before they import megatron; it changes torch process-wide, so no
 other process may import it. It does nothing on a machine with CUDA."""
 
@@ -13,24 +13,24 @@ import torch
 from torch.utils._device import _device_constructors
 
 from milescli.backends.megatron.cpu import collectives
-from milescli.core.imports import without_garbage_search, without_packages
+from milescli.core.imports import without_gc, without_packages
 from milescli.plan.types import Plan
 from milescli.platform import exact
 from milescli.platform.allocation import keep_freed_memory
-from milescli.platform.no_compiler import compile_nothing
+from milescli.platform.no_compiler import disable_compiler
 
 _TRACKERS = ("wandb", "torch.utils.tensorboard")
 
 
 def import_megatron() -> None:
-    """Import Megatron as if no tracker were installed: we use none through Megatron, and importing
-    wandb takes half as long as all of Megatron-Core."""
-    with without_garbage_search(), without_packages(*_TRACKERS):
+    """Import Megatron as if no experiment tracker were installed: importing wandb takes half as
+    long as all of Megatron-Core, and miles does not use it through Megatron."""
+    with without_gc(), without_packages(*_TRACKERS):
         import megatron.core.inference.contexts
         import megatron.core.timers  # noqa: F401
 
 
-def mend_router() -> None:
+def define_te_gemm() -> None:
     """Define `te_general_gemm`, which a router compares with None although it may be undefined."""
     from megatron.core.transformer.moe import moe_utils
 
@@ -54,8 +54,8 @@ _FACTORIES = (
 
 
 def install() -> bool:
-    """Redirect the CUDA runtime to the host, once. Returns False, and changes nothing, if there is
-    an accelerator."""
+    """Redirect the CUDA runtime to the host, once. Return False and change nothing if there is an
+    accelerator."""
     if torch.cuda.is_available():
         return False
     if not getattr(torch.cuda, "_miles_on_host", False):
@@ -66,18 +66,18 @@ def install() -> bool:
         _rename_tensor_types()
         # Megatron-Core decorates two dozen functions as it is imported, before its own switch
         # (`jit.disable_jit_fuser`) can be reached
-        compile_nothing()
+        disable_compiler()
         collectives.install()
         import_megatron()
-        _mend_megatron()
+        _patch_megatron()
         keep_freed_memory()
     return True
 
 
-def take_device(plan: Plan) -> torch.device:
-    """Return the CPU, or the one accelerator that this process sees. Call it once, before the
-    process imports Megatron."""
-    # it announces every layer and buffer, and warns of what this room has chosen on purpose
+def select_device(plan: Plan) -> torch.device:
+    """Return the CPU, or the one accelerator that this process sees, and make it current. Call it
+    once, before the process imports Megatron."""
+    # it announces every layer and buffer, and warns of what this package has chosen on purpose
     logging.getLogger("megatron").setLevel(logging.ERROR)
     if install():
         torch.set_num_threads(plan.cpu_threads)
@@ -180,7 +180,7 @@ def _rename_tensor_types() -> None:
     torch.Tensor.type = named
 
 
-def _mend_megatron() -> None:
+def _patch_megatron() -> None:
     """Replace what Megatron-Core 0.16.1 assumes of CUDA beyond torch."""
     from megatron.core.tensor_parallel import layers, random
     from megatron.core.transformer import mlp
@@ -198,13 +198,13 @@ def _mend_megatron() -> None:
     mlp.bias_swiglu_impl, mlp.weighted_bias_swiglu_impl = swiglu.swiglu, swiglu.weighted_swiglu
     from megatron.core.transformer.moe import token_dispatcher
 
-    mend_router()
+    define_te_gemm()
     # split sizes are turned into numpy only `if tensor.is_cuda`
     token_dispatcher.maybe_move_tensor_to_cpu = _maybe_to_numpy
 
 
 def _route_exactly() -> None:
-    """Make routers multiply as the engine does, and sum experts in float32, as it does."""
+    """Make routers multiply, and experts be summed in float32, exactly as the engine does it."""
     from megatron.core.transformer.moe import router, token_dispatcher
 
     from milescli.backends.megatron.cpu import linear

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from milescli.core.errors import RecipeError
-from milescli.core.user_code import mend
+from milescli.core.user_code import plugin_fix
 
 DEFAULT = "default"
 
 
 def unchanged(*, spec: Any, config: Any, facts: Any, layer: int) -> Any:
-    """Return the spec that `miles` builds."""
+    """Return the spec that miles builds, unchanged."""
     return spec
 
 
-def respecified(change: Callable[..., Any], **of_layer: Any) -> Any:
-    """Apply `change` to a layer's spec. Raises RecipeError if the result is not a spec."""
+def apply_to_spec(change: Callable[..., Any], **of_layer: Any) -> Any:
+    """Return a layer's spec as `change` returns it. Raises RecipeError if that is not a spec."""
     from megatron.core.transformer.spec_utils import ModuleSpec
 
     made = change(**of_layer)
@@ -26,6 +26,6 @@ def respecified(change: Callable[..., Any], **of_layer: Any) -> Any:
         raise RecipeError(
             f"the layer spec of layer {of_layer['layer']} is {made!r:.200}",
             why="Megatron builds a layer from a ModuleSpec",
-            fix=mend(change, "it returns the spec that it was given, changed"),
+            fix=plugin_fix(change, "it returns the spec that it was given, changed"),
         )
     return made

@@ -1,6 +1,6 @@
 """Applies a rank's models to a shard: an optimizer step of the policy, and of the critic if there
 is one; teachers' log-probs; a measurement; scores. Collective: all ranks are called with equal
-arguments except the shard."""
+arguments except for the shard."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from milescli.backends.megatron.state.snapshot import Reference
 from milescli.backends.megatron.step import replay, rounding, stepping
 from milescli.backends.megatron.step.microbatch import Microbatch
 from milescli.backends.megatron.step.shard import RankShard
-from milescli.backends.megatron.trained import TrainedModel
+from milescli.backends.megatron.trained_model import TrainedModel
 from milescli.core.plug_points import BEFORE_LOG_PROBS, OBJECTIVES
 from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Objective, Stepped, TrainShard
+from milescli.train.base import Objective, StepResult, TrainShard
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.reward_model import Value
 from milescli.train.objectives.supervised import Supervised
-from milescli.train.streams import FROM_RANKS, Stream
+from milescli.train.streams import RANK_STREAMS, Stream
 
-LAPS = ("forward_backward_s", "save_wait_s", "optimizer_s")
-"""Parts of a step whose seconds a StepReport has."""
+TIMED_PARTS = ("forward_backward_s", "save_wait_s", "optimizer_s")
+"""Parts of a step whose seconds are in a StepReport."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,12 +54,15 @@ class Learner:
     def __post_init__(self) -> None:
         self._before_log_probs = BEFORE_LOG_PROBS.load(self.recipe.train.before_log_probs)
 
-    def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
+    def step(
+        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
+    ) -> StepResult:
         """Make one optimizer update per entry of `shard.updates`, then as many of the critic (if
         there is one and `critic_lr` is given), and of the trained draft model (if the shard was
         sampled). `lr` None leaves the policy unchanged. The report is equal on all ranks; the
-        log-probs of `shard.asked` are on the ranks that report its tokens. Raises NotFiniteError
-        before an update that would spoil the weights; earlier updates of the step stand."""
+        log-probs of `shard.logprob_ids` are on the ranks that report its tokens. Raises
+        NotFiniteError before an update that would corrupt the weights; earlier updates of the step
+        are kept."""
         objective = self._objective(shard.objective)
         own, seconds = self._on_rank(shard, in_update=True), _Stopwatch()
         self._fill(own, objective)
@@ -102,21 +105,21 @@ class Learner:
         draft_lr, objective_of_run = self.recipe.train.draft.lr, self.recipe.train.objective
         if self.draft is not None and draft_lr is not None and shard.objective == objective_of_run:
             total = self._draft_step(self.draft, shard, total, lr=draft_lr)
-        return Stepped(report=total, logprobs=own.logprobs_before(logprobs))
+        return StepResult(report=total, logprobs=own.logprobs_before(logprobs))
 
     def _route_figures(self) -> dict[str, float]:
-        """Return `routes_differ`: share of the replayed routes that the trainer would have chosen
-        otherwise, before the first update. Collective if routing is replayed."""
+        """Return `routes_differ`: the share of the replayed routes that differ from the trainer's
+        own choice, before the first update. Collective if routing is replayed."""
         if not self.policy.replays_routing:
             return {}
-        share = replay.share_that_differs(self.policy.passes.routers, self.mesh)
+        share = replay.share_of_changed_routes(self.policy.passes.routers, self.mesh)
         return {} if share is None else {"routes_differ": share}
 
     def _critic_step(
         self, critic: TrainedModel, own: RankShard, total: StepReport, *, lr: float
     ) -> StepReport:
         """Update the critic on the returns of the same tokens; add its figures to the policy's."""
-        with self.turn_of(critic):
+        with self.on_device(critic):
             report = self._updates(critic, own, Value(recipe=self.recipe), temperature=1.0, lr=lr)
         of_critic = {
             "value_loss": report.loss,
@@ -124,7 +127,7 @@ class Learner:
             "value_lr": lr,
             **report.figures,
         }
-        return _with(total, report, of_critic)
+        return _with_figures(total, report, of_critic)
 
     def _draft_step(
         self, draft: TrainedModel, shard: TrainShard, total: StepReport, *, lr: float
@@ -133,11 +136,11 @@ class Learner:
         does not depend on the draft model, this is the KL from the policy to it."""
         own = RankShard(shard, mesh=self.mesh, facts=draft.facts, read_patches=draft.read_patches)
         heat = shard.temperature
-        with self.turn_of(draft):
+        with self.on_device(draft):
             objective = Supervised(recipe=self.recipe)
             report = self._updates(draft, own, objective, temperature=heat, lr=lr)
         of_draft = {"draft_loss": report.loss, "draft_grad_norm": report.grad_norm}
-        return _with(total, report, of_draft)
+        return _with_figures(total, report, of_draft)
 
     def _updates(
         self,
@@ -148,7 +151,7 @@ class Learner:
         temperature: float,
         lr: float,
     ) -> StepReport:
-        """Take the updates of a model beside the policy, one for each of the policy's."""
+        """Make the updates of a model other than the policy, one for each of the policy's."""
         figures, seconds = [], _Stopwatch()
         for microbatches in own.updates:
             loss = stepping.UpdateLoss(
@@ -166,9 +169,9 @@ class Learner:
         )
 
     @contextmanager
-    def turn_of(self, model: LoadedModel) -> Iterator[None]:
+    def on_device(self, model: LoadedModel) -> Iterator[None]:
         """Hold the model (the critic, a teacher) on the device within the block, while the policy
-        waits in host memory; on a CPU all are always there."""
+        waits in host memory. On a CPU all models are always in memory."""
         if self.mesh.device.type == "cpu":
             yield
             return
@@ -199,10 +202,10 @@ class Learner:
             figures, lr=0.0, num_microbatches=len(own.microbatches), seconds=seconds.laps
         )
 
-    def accumulate(self, shard: TrainShard, *, backward: bool) -> Stepped:
+    def accumulate(self, shard: TrainShard, *, backward: bool) -> StepResult:
         """Compute the loss of the shard's only update, and with `backward` its gradients, which
         stay in the buffers: no update follows. The report is equal on all ranks; the log-probs of
-        `shard.asked`, or of their first candidates, are on the ranks that report its tokens.
+        `shard.logprob_ids`, or of their first candidates, are on the ranks that report its tokens.
         Raises NotFiniteError."""
         own, logprobs = self._on_rank(shard), list[tuple[Microbatch, torch.Tensor]]()
         seconds = _Stopwatch()
@@ -227,19 +230,19 @@ class Learner:
         report = stepping.report(
             figures, lr=0.0, num_microbatches=len(microbatches), seconds=seconds.laps
         )
-        return Stepped(report=report, logprobs=own.logprobs_before(logprobs))
+        return StepResult(report=report, logprobs=own.logprobs_before(logprobs))
 
     def _fill(self, own: RankShard, objective: Objective[Any]) -> None:
-        """Compute the streams that the objective needs, then those that it derives from them."""
-        for stream in FROM_RANKS:
+        """Compute the streams that the objective needs, then those that it computes from them."""
+        for stream in RANK_STREAMS:
             if stream not in objective.needs or stream is Stream.CANDIDATES:
                 continue
             if stream is Stream.TEACHER:
-                self._ask_teachers(own, with_candidates=Stream.CANDIDATES in objective.needs)
+                self._run_teachers(own, with_candidates=Stream.CANDIDATES in objective.needs)
                 continue
             if stream is Stream.VALUES:
                 assert self.critic is not None, f"`{own.shard.objective}` needs a critic"
-                with self.turn_of(self.critic):
+                with self.on_device(self.critic):
                     values = self.critic.passes.score(own.microbatches, temperature=1.0)
                     own.fill(stream, values)
                 continue
@@ -251,8 +254,8 @@ class Learner:
                 objective.complete(tokens)
             own.keep(tokens)
 
-    def _ask_teachers(self, own: RankShard, *, with_candidates: bool) -> None:
-        """Let each teacher score its own sequences, or, with candidates, name its likeliest
+    def _run_teachers(self, own: RankShard, *, with_candidates: bool) -> None:
+        """Let each teacher score its own sequences, or, with candidates, name its most likely
         tokens."""
         assert self.teachers, f"`{own.shard.objective}` needs a teacher"
         settings, heat = self.recipe.train.distill, own.shard.temperature
@@ -261,9 +264,9 @@ class Learner:
         for number, teacher in enumerate(self.teachers):
             microbatches = own.rows_of_teacher(number, teacher.facts)
             rows += microbatches
-            with self.turn_of(teacher):
+            with self.on_device(teacher):
                 if with_candidates:
-                    outputs += teacher.passes.likeliest(
+                    outputs += teacher.passes.top_tokens(
                         microbatches, count=settings.top_k, temperature=heat
                     )
                 else:
@@ -274,26 +277,27 @@ class Learner:
         own.fill(Stream.TEACHER, [parts[-1] for parts in outputs], microbatches=rows)
 
     def _weights_of(self, stream: Stream) -> AbstractContextManager[None]:
-        """Swap in the reference's weights within the context, if they compute the stream."""
+        """Replace the policy's weights by the reference's within the context, if the reference
+        computes the stream."""
         return self.reference.swapped_in() if stream is Stream.REFERENCE else nullcontext()
 
     def score(
-        self, shard: TrainShard, *, rounded_otherwise: bool = False
+        self, shard: TrainShard, *, with_other_rounding: bool = False
     ) -> list[np.ndarray] | None:
         """Return per sequence of the shard the log-prob of each token given those before it, [n]
-        float32, 0.0 for the first; None on ranks that do not report its tokens. `rounded_otherwise`
-        applies `step.rounding`."""
+        float32, 0.0 for the first; None on ranks that do not report its tokens.
+        `with_other_rounding` applies `step.rounding`."""
         own = self._on_rank(shard)
         model = self.policy.model.module
-        with rounding.rounded_otherwise(model) if rounded_otherwise else nullcontext():
+        with rounding.with_other_rounding(model) if with_other_rounding else nullcontext():
             own.fill(Stream.OLD, self._score(own, Stream.OLD, everywhere=True))
         return own.gathered(Stream.OLD)
 
-    def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
-        """Return per sequence of the shard the teacher's likeliest tokens and their log-probs, [n,
-        k] each; None on ranks that do not report its tokens."""
+    def score_by_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
+        """Return for each sequence of the shard the teacher's most likely tokens and their
+        log-probs, [n, k] each; None on ranks that do not report its tokens."""
         own = self._on_rank(shard)
-        self._ask_teachers(own, with_candidates=True)
+        self._run_teachers(own, with_candidates=True)
         ids, logprobs = (own.gathered(stream) for stream in (Stream.CANDIDATES, Stream.TEACHER))
         return None if ids is None or logprobs is None else list(zip(ids, logprobs, strict=True))
 
@@ -304,7 +308,7 @@ class Learner:
         return self._objectives[name]
 
     def _on_rank(self, shard: TrainShard, *, in_update: bool = False) -> RankShard:
-        """Put the shard on this rank. `in_update`: only values at trained tokens matter."""
+        """Lay out the shard on this rank. `in_update`: only values at trained tokens matter."""
         return RankShard(
             shard,
             mesh=self.mesh,
@@ -325,12 +329,12 @@ class Learner:
         )
 
 
-def _with(total: StepReport, report: StepReport, figures: dict[str, float]) -> StepReport:
-    """Add the figures and the seconds of another model to the policy's report."""
+def _with_figures(total: StepReport, report: StepReport, figures: dict[str, float]) -> StepReport:
+    """Return the policy's report with the figures and the seconds of another model added."""
     return replace(
         total,
         figures={**total.figures, **figures},
-        **{name: getattr(total, name) + getattr(report, name) for name in LAPS},
+        **{name: getattr(total, name) + getattr(report, name) for name in TIMED_PARTS},
     )
 
 
@@ -338,7 +342,7 @@ class _Stopwatch:
     """Measures the seconds of the parts of a step."""
 
     def __init__(self) -> None:
-        self.laps = dict.fromkeys(LAPS, 0.0)
+        self.laps = dict.fromkeys(TIMED_PARTS, 0.0)
         self._last = time.monotonic()
 
     def lap(self, name: str) -> None:

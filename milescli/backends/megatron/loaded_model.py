@@ -1,5 +1,5 @@
-"""Holds one model on a rank: its part of the weights, its passes, its place on the device. A model
-that is not trained (a teacher, a reward model) is nothing more."""
+"""Holds one model on a rank: its part of the weights, its passes, its place on the device. Models
+that are not trained (teachers, reward models) need nothing more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from milescli.recipe.speculative import Mtp
 
 
 class LoadedModel:
-    """Made of a Hugging Face folder; its weights are the folder's."""
+    """Holds this rank's part of a model, with the weights of a Hugging Face folder."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class LoadedModel:
         vision: VisionMode = "frozen",
         indexer: IndexerMode = "frozen",
     ) -> None:
-        """The last seven are as plan and recipe say, of a model that is trained. `own_layers` never
-        uses TransformerEngine, which fuses norms into linear layers: no adapter can stand beside
-        them, and nothing can round their inputs. Raises CheckpointError for a folder that is no
-        model."""
+        """Load the folder. The last seven arguments are for a model that is trained, according to
+        plan and recipe. `own_layers`: never use TransformerEngine, which fuses norms into linear
+        layers, so that adapters cannot be added and inputs cannot be rounded. Raises
+        CheckpointError if the folder is not one of a model."""
         self.folder, self.mesh = folder, mesh
         self.facts = load_facts(folder)
         if mtp is not None:

@@ -24,8 +24,8 @@ _TIMEOUT_S = 600.0
 def logits(
     folder: Path, rows: list[list[int]], *, dtype: torch.dtype, checkpoint: Path | None, mesh
 ) -> list[torch.Tensor]:
-    """Return [tokens, vocab] float32 per row of token ids; each row is a sequence. `checkpoint` is
-    a `torch_dist` folder whose weights replace the folder's. `mesh` has one rank."""
+    """Return [tokens, vocab] float32 for each row of token ids, which is one sequence.
+    `checkpoint`: a `torch_dist` folder whose weights replace the folder's. `mesh`: of one rank."""
     built = _loaded(folder, dtype=dtype, checkpoint=checkpoint, mesh=mesh)
     return _of_rows(built, load_facts(folder), rows, mesh=mesh)
 
@@ -73,8 +73,8 @@ def _of_rows(built, facts, rows: list[list[int]], *, mesh) -> list[torch.Tensor]
 
 
 def _metadata(checkpoint: Path) -> dict[str, bool] | None:
-    """What Megatron is given of a checkpoint whose layers are not stacked, as those of runs are;
-    None: its own default."""
+    """Return the metadata with which Megatron loads a checkpoint whose layers are not stacked, as
+    those of runs are; None selects Megatron's default."""
     with TorchDistReader(checkpoint) as reader:
         layers = [name for name in reader.names() if name.startswith("decoder.layers.")]
     return (
@@ -85,9 +85,9 @@ def _metadata(checkpoint: Path) -> dict[str, bool] | None:
 
 
 def main() -> None:
-    """Serve REQUEST: {"threads", "jobs": [{"folder", "checkpoint", "rows", "dtype", "rounded",
+    """Execute REQUEST: {"threads", "jobs": [{"folder", "checkpoint", "rows", "dtype", "rounded",
     "out"}]}. `out` is a safetensors file with the logits by number of the row; with `rounded`, also
-    with those of another rounding, as NUMBER.rounded."""
+    those under another rounding, as NUMBER.rounded."""
     request = read_json(Path(sys.argv[1]))
     on_host = cpu_compat.install()
     from milescli.backends.megatron import mesh
@@ -114,7 +114,7 @@ def main() -> None:
         with torch.inference_mode():
             results = dict(enumerate(_of_rows(built, facts, rows, mesh=own)))
             if job.get("rounded"):
-                with rounding.rounded_otherwise(built):
+                with rounding.with_other_rounding(built):
                     again = _of_rows(built, facts, rows, mesh=own)
                 results |= {f"{number}.rounded": row for number, row in enumerate(again)}
         save_file({str(key): row.contiguous() for key, row in results.items()}, job["out"])

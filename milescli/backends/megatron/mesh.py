@@ -1,4 +1,4 @@
-"""Brings up Megatron's parallel state with bounded waits, and describes this trainer rank's place
+"""Initialises Megatron's parallel state with bounded waits, and describes this trainer rank's place
 as plain numbers and groups."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from milescli.plan.types import TrainerLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Holds this rank's coordinates on every axis, and the groups it belongs to."""
+    """Holds this rank's coordinates on every axis, and its groups."""
 
     layout: TrainerLayout
     rank: int
@@ -48,22 +48,22 @@ class Mesh:
         return self.pp_rank == self.layout.pp - 1
 
     @property
-    def speaks_for_tokens(self) -> bool:
+    def reports_tokens(self) -> bool:
         """Return True on the one rank that reports figures among the ranks that process the same
         tokens."""
         return self.is_last_stage and self.tp_rank == 0
 
     @property
     def reporter(self) -> int:
-        """Return the rank that knows a step's figures first: the lowest of the last stage."""
+        """Return the rank that first has a step's figures: the lowest of the last stage."""
         return self.layout.world_size // self.layout.pp * (self.layout.pp - 1)
 
 
 def _open_store(
     master: tuple[str, int], *, rank: int, world_size: int, timeout: timedelta
 ) -> dist.TCPStore:
-    """Return the store where the ranks meet. Rank 0 opens it on the address of `master` alone;
-    torch by default listens on every interface."""
+    """Return the store through which the ranks find each other. Rank 0 opens it on the address of
+    `master` alone; by default torch listens on every interface."""
     if rank != 0:
         return dist.TCPStore(*master, world_size, is_master=False, timeout=timeout)
     listener = socket.create_server(master)
@@ -81,9 +81,9 @@ def bring_up(
     device: torch.device,
     timeouts_s: tuple[float, float],
 ) -> Mesh:
-    """Join the process group at `master` (address, port) and create Megatron's groups. `timeouts_s`
-    bound the gathering of all ranks, and every later collective. Raises WaitTimeout if the ranks do
-    not gather."""
+    """Join the process group at `master` (address, port) and create Megatron's groups.
+    `timeouts_s`: bounds of the wait for all ranks, and of every later collective. Raises
+    WaitTimeout if not all ranks join."""
     from megatron.core import parallel_state, tensor_parallel
 
     start_s, step_s = timeouts_s

@@ -17,7 +17,7 @@ from milescli.backends.megatron.loaded_model import LoadedModel
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state.checkpoint import CheckpointIO
 from milescli.backends.megatron.state.snapshot import Reference, Snapshot
-from milescli.backends.megatron.trained import TrainedModel
+from milescli.backends.megatron.trained_model import TrainedModel
 from milescli.models import ModelFacts, load_facts
 from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
@@ -46,8 +46,8 @@ def build_models(
     dtype: torch.dtype,
     facts: ModelFacts,
 ) -> RankModels:
-    """Build the models from their folders; `facts` are the policy's. Raises FitError for a model
-    that the layout does not fit, CheckpointError for a folder that cannot be read."""
+    """Build the models from their folders. `facts`: those of the policy. Raises FitError for a
+    model that does not fit the layout, CheckpointError for a folder that cannot be read."""
     made: dict[str, Any] = {"recipe": recipe, "plan": plan, "mesh": mesh, "dtype": dtype}
     train = recipe.train
     frozen = list[LoadedModel]()
@@ -81,7 +81,7 @@ LearnerOf = Callable[[Recipe, Reference], Learner]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adapter:
-    """Holds the parts of one adapter that are never shared."""
+    """Holds what belongs to one adapter alone."""
 
     learner: Learner
     checkpoints: CheckpointIO
@@ -89,7 +89,7 @@ class _Adapter:
     """Matrices, moments and random state at the end of the adapter's last turn."""
 
 
-class AdapterTurns:
+class AdapterSwitcher:
     """Switches between all adapters of a rank."""
 
     def __init__(
@@ -100,7 +100,7 @@ class AdapterTurns:
         learner_of: LearnerOf,
         device: torch.device,
     ) -> None:
-        """Start each adapter as in a run of its own: from its recipe's seed, or from its
+        """Start each adapter as a run of its own would: from its recipe's seed, or from its
         `model.adapter`. The first one is active."""
         assert recipes, "turns of nobody"
         self._policy = policy
@@ -126,9 +126,9 @@ class AdapterTurns:
         return self._all[self.name].learner
 
     def take(self, name: str) -> None:
-        """Activate an adapter; a save of another one continues."""
+        """Activate an adapter. A save of another adapter continues."""
         self._policy.checkpoints = self._all[name].checkpoints
         if name != self.name:
             self._all[self.name].state.take()
-            self._all[name].state.put_back()
+            self._all[name].state.restore()
             self.name = name

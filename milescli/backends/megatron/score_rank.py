@@ -1,5 +1,5 @@
-"""A process that loads a reward model and scores the sequences that it gets. Its methods are called
-like those of `TrainerRank`; it is alone in its group, and trains nothing."""
+"""A process that loads a reward model and scores sequences. Its methods are called like those of
+`TrainerRank`; it is the only rank of its group, and trains nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from milescli.backends.megatron.cpu_compat import take_device
+from milescli.backends.megatron.cpu_compat import select_device
 from milescli.plan.types import Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
 from milescli.train.base import TrainShard
@@ -29,7 +29,7 @@ class ScoreRank:
     def setup(self) -> None:
         """Load the model. Raises CheckpointError, or WaitTimeout if its process group cannot be
         formed."""
-        device = take_device(self.plan)
+        device = select_device(self.plan)
         from milescli.backends.megatron import mesh
         from milescli.backends.megatron.loaded_model import LoadedModel
 
@@ -48,10 +48,12 @@ class ScoreRank:
             dtype=torch.bfloat16 if self.plan.precision == "bf16" else torch.float32,
         )
 
-    def score(self, shard: TrainShard, rounded_otherwise: bool = False) -> list[np.ndarray] | None:
-        """Return per sequence of the shard the score at each token, [n] float32; 0.0 for the
+    def score(
+        self, shard: TrainShard, with_other_rounding: bool = False
+    ) -> list[np.ndarray] | None:
+        """Return for each sequence of the shard the score at each token, [n] float32; 0.0 for the
         first."""
-        assert not rounded_otherwise, "nobody compares a reward model with an engine"
+        assert not with_other_rounding, "nobody compares a reward model with an engine"
         from milescli.backends.megatron.step.shard import RankShard
 
         own = RankShard(shard, mesh=self.mesh, facts=self.model.facts)

@@ -1,6 +1,6 @@
-"""One trainer rank of `miles serve --recipe`: it trains the adapters of many clients in turns. A
-client says itself when gradients are computed and when they are applied; between turns its
-matrices, moments, random numbers and gradients wait in host memory."""
+"""One trainer rank of `miles serve --recipe`: it trains the adapters of many clients in turn. A
+client decides when gradients are computed and when they are applied; between its turns its
+matrices, moments, random state and gradients wait in host memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from milescli.backends.megatron.state.optimizer import set_step
 from milescli.backends.megatron.state.saving import release_state
 from milescli.backends.megatron.state.snapshot import Reference, Snapshot
 from milescli.backends.megatron.worker import TrainerRank
-from milescli.checkpoint.store import not_written
-from milescli.train.base import Stepped, TrainShard
+from milescli.checkpoint.store import save_failed
+from milescli.train.base import StepResult, TrainShard
 from milescli.train.optimizers import AdamStep
 
 
@@ -28,11 +28,11 @@ class _Client:
     state: Snapshot
     """Matrices, moments and random state at the end of the client's last turn."""
     gradients: list[torch.Tensor] | None = None
-    """[buffers] sums since its last step; None if there are none."""
+    """[buffers] sums of gradients since its last step; None if there are none."""
 
 
 class ServiceRank(TrainerRank):
-    """Holds the adapters of all clients, by name. Methods are called on all ranks at once."""
+    """Trains the adapters of all clients, by name. Each method is called on all ranks at once."""
 
     def _build(self) -> None:
         super()._build()
@@ -50,20 +50,20 @@ class ServiceRank(TrainerRank):
         )
 
     def client_bytes(self) -> int:
-        """Return the bytes of host memory that an adapter takes between its turns: matrices,
-        moments, random numbers and gradients."""
+        """Return the bytes of host memory that an adapter needs between its turns: matrices,
+        moments, random state and gradients."""
         return self._snapshot_bytes + sum(each.nbytes for each in self._buffers)
 
     def take_turn(self, adapter: str) -> None:
-        """Switch to this adapter. One that is not known yet has no matrices before `begin_adapter`
-        or `restore_adapter`."""
+        """Switch to this adapter. A new one has no matrices before `begin_adapter` or
+        `restore_adapter`."""
         if adapter == self._active:
             return
         self._leave()
         if (known := self._clients.get(adapter)) is not None:
-            known.state.put_back()
+            known.state.restore()
         else:
-            self._fresh.put_back()
+            self._fresh.restore()
             self._clients[adapter] = _Client(state=self._new_snapshot())
         self._active = adapter
 
@@ -79,19 +79,19 @@ class ServiceRank(TrainerRank):
         return self._clients[self._active]
 
     def begin_adapter(self, seed: int) -> None:
-        """Begin the adapter, which is new, as a run of its own would begin it with this seed."""
+        """Initialise the adapter, which is new, as a run of its own with this seed would."""
         self.policy.begin_adapter(seed, None)
 
     def drop_adapter(self, name: str) -> None:
-        """Forget an adapter."""
+        """Delete an adapter."""
         self._clients.pop(name, None)
         if self._active == name:
             self._active = None
 
-    def accumulate(self, shard: TrainShard, *, backward: bool) -> Stepped:
-        """Compute the loss, and with `backward` add its gradients to those of the adapter. Returns
-        the report and the log-probs of `shard.asked`. Raises NotFiniteError, and adds nothing
-        then."""
+    def accumulate(self, shard: TrainShard, *, backward: bool) -> StepResult:
+        """Compute the loss, and with `backward` add its gradients to the adapter's sums. Return the
+        report and the log-probs of `shard.logprob_ids`. Raises NotFiniteError, and then adds
+        nothing."""
         with self._named("computing gradients"):
             stepped = self.learner.accumulate(shard, backward=backward)
         if backward:
@@ -99,7 +99,7 @@ class ServiceRank(TrainerRank):
         return stepped
 
     def _sums(self, before: list[torch.Tensor] | None) -> list[torch.Tensor]:
-        """Return the gradients in the buffers, added to those before."""
+        """Return the gradients in the buffers plus those of `before`."""
         if before is None:
             return [buffer.clone() for buffer in self._buffers]
         for total, buffer in zip(before, self._buffers, strict=True):
@@ -112,8 +112,8 @@ class ServiceRank(TrainerRank):
         return [each.grad_data for each in (*wrapped.buffers, *wrapped.expert_parallel_buffers)]
 
     def apply(self, step: AdamStep) -> float:
-        """Make one AdamW step with the sums of the gradients since the last one, which are zero
-        where there are none. Returns their global L2 norm before clipping."""
+        """Make one AdamW step with the gradients summed since the last one (zero if there are
+        none). Return their global L2 norm before clipping."""
         gradients = self._client.gradients
         self.policy.model.zero_grad_buffer()
         self.policy.optimizer.zero_grad()
@@ -135,14 +135,14 @@ class ServiceRank(TrainerRank):
         }
 
     def save_adapter(self, folder: Path) -> None:
-        """Write matrices, moments and random numbers of the adapter into `folder`, which is made.
-        Returns when the files are complete. Raises CheckpointError."""
+        """Write matrices, moments and random state of the adapter into `folder`, which is created.
+        Return when the files are complete. Raises CheckpointError."""
         self.save(folder, async_save=False)
         self.finish_save()
 
     def load_adapter(self, folder: Path, *, with_optimizer: bool) -> None:
-        """Take what `save_adapter` wrote; without the optimizer, its moments begin anew. Gradients
-        are dropped. Raises CheckpointError for an adapter of another shape or base model."""
+        """Load what `save_adapter` wrote; without the optimizer, reset the moments. Gradients are
+        dropped. Raises CheckpointError for an adapter of another shape or base model."""
         self._client.gradients = None
         self.load(folder, weights_only=not with_optimizer)
         if not with_optimizer:
@@ -150,8 +150,8 @@ class ServiceRank(TrainerRank):
             self.policy.reset_optimizer()
 
     def keep_adapter(self, folder: Path) -> None:
-        """Write all of the adapter, its gradients too, for ranks of this layout that come after
-        these. Returns when the files are complete. Raises CheckpointError."""
+        """Write the complete state of the adapter, including gradients, for ranks of the same
+        layout that replace these. Return when the files are complete. Raises CheckpointError."""
         self.save_adapter(folder)
         gradients = {str(n): each for n, each in enumerate(self._client.gradients or ())}
         if gradients:
@@ -159,10 +159,10 @@ class ServiceRank(TrainerRank):
                 save_file(gradients, self._gradients_in(folder))
             except (OSError, SafetensorError) as error:
                 why = f"trainer rank {self.rank}: {error}"
-                raise not_written(folder, why) from error
+                raise save_failed(folder, why) from error
 
     def restore_adapter(self, folder: Path) -> None:
-        """Take what `keep_adapter` wrote into an adapter that is new. Raises CheckpointError."""
+        """Load what `keep_adapter` wrote into a new adapter. Raises CheckpointError."""
         self.load(folder)
         if (file := self._gradients_in(folder)).exists():
             kept = load_file(file, device=str(self.device))

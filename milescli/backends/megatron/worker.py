@@ -1,6 +1,6 @@
 """One trainer rank: model, optimizer and weight channel of this process. Methods are called by name
-on all ranks at once with equal arguments, except the shard, which belongs to the rank's
-data-parallel rank; each returns plain data. It does not know what hosts the process."""
+on all ranks at once with equal arguments, except for the shard, which belongs to the rank's
+data-parallel rank; each returns plain data. Does not depend on what hosts the process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from milescli.backends.megatron.cpu_compat import take_device
-from milescli.backends.megatron.profiled import Profiled
+from milescli.backends.megatron.cpu_compat import select_device
+from milescli.backends.megatron.profiling import ProfilingMixin
 from milescli.checkpoint.base import CRITIC_PART, DRAFT_PART
 from milescli.core.errors import CheckpointError, MilesError, WaitTimeout
 from milescli.core.plug_points import FORMATS
@@ -29,7 +29,7 @@ from milescli.models.adapter import engine_name
 from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Stepped, TrainShard
+from milescli.train.base import StepResult, TrainShard
 from milescli.weights.base import Bucket, DraftChannel, WeightChannel
 from milescli.weights.formats import HF, formatted
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from milescli.backends.megatron.learner import Learner
     from milescli.backends.megatron.loaded_model import LoadedModel
     from milescli.backends.megatron.state.snapshot import Reference
-    from milescli.backends.megatron.trained import TrainedModel
+    from milescli.backends.megatron.trained_model import TrainedModel
 
 
-class TrainerRank(Profiled):
-    """Holds the models of one rank, and performs the calls of `train.base.Trainer` on them. Call
+class TrainerRank(ProfilingMixin):
+    """Holds the models of one rank, and executes the calls of `train.base.Trainer` on them. Call
     `setup` first and `close` last."""
 
     def __init__(
@@ -61,12 +61,13 @@ class TrainerRank(Profiled):
         teacher_dirs: Sequence[str] = (),
         adapters: Mapping[str, Recipe] | None = None,
     ) -> None:
-        """`model_dir`: Hugging Face folder; `critic_dir`: that of the critic, which gives scores,
-        or None; `draft_dir`: that of the draft model, if it is trained; `teacher_dirs`: those of
-        `train.distill.teachers`, if the ranks hold them; `adapters`: name -> recipe, if several
-        adapters are trained. `channel`: import path `module:Class` of the weight channel, or None
-        if nothing is published; `channel_place`: for a channel that sends files, the folder, or
-        the name of a store. Takes no device and opens nothing."""
+        """Store the arguments; use no device and open nothing. `model_dir`: Hugging Face folder;
+        `critic_dir`: that of the critic, which gives scores, or None; `draft_dir`: that of the
+        draft model, if it is trained; `teacher_dirs`: those of `train.distill.teachers`, if the
+        ranks hold them; `adapters`: name -> recipe, if several adapters are trained; `channel`:
+        import path `module:Class` of the weight channel, or None if nothing is published;
+        `channel_place`: for a channel that sends files, the folder, or the name of a
+        store."""
         assert world_size == plan.trainer.world_size, (world_size, plan.trainer)
         self.rank = rank
         self.master = (master_addr, master_port)
@@ -80,13 +81,12 @@ class TrainerRank(Profiled):
         self.dtype = torch.bfloat16 if plan.precision == "bf16" else torch.float32
 
     def setup(self) -> dict[str, float]:
-        """Join the other ranks, build the model, load its weights, and create the optimizer.
-        Returns seconds per part. Raises FitError, CheckpointError, or WaitTimeout if the ranks do
-        not meet."""
+        """Join the other ranks, build the model, load its weights, and create the optimizer. Return
+        seconds per part. Raises FitError, CheckpointError, or WaitTimeout if not all ranks join."""
         started = time.monotonic()
         if self.channel_path is not None:
             getattr(self._channel_class(), "require_node", lambda: None)()
-        self.device = take_device(self.plan)
+        self.device = select_device(self.plan)
         self.facts = load_facts(self.model_dir)
         from milescli.backends.megatron import mesh
 
@@ -103,12 +103,12 @@ class TrainerRank(Profiled):
         joined = time.monotonic()
         self._build()
         self.channels: dict[str, WeightChannel] = {}
-        self._silenced: dict[str, torch.Tensor] = {}
+        self._bypassed: dict[str, torch.Tensor] = {}
         self.format = FORMATS.load(self.recipe.weights.format)
         return {"join_s": joined - started, "build_s": time.monotonic() - joined}
 
     def _build(self) -> None:
-        from milescli.backends.megatron.rank_models import AdapterTurns, build_models
+        from milescli.backends.megatron.rank_models import AdapterSwitcher, build_models
         from milescli.backends.megatron.state.snapshot import Reference, Snapshot
 
         models = build_models(
@@ -126,7 +126,7 @@ class TrainerRank(Profiled):
         self.learner = self._learner(self.recipe, Reference(self.policy.model), models.teachers)
         self.turns = None
         if self.adapters:
-            self.turns = AdapterTurns(
+            self.turns = AdapterSwitcher(
                 self.policy, self.adapters, learner_of=self._learner, device=self.device
             )
             self.learner = self.turns.learner
@@ -180,9 +180,11 @@ class TrainerRank(Profiled):
             channel.place = self.channel_place
         return channel
 
-    def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
+    def step(
+        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
+    ) -> StepResult:
         """Take an optimizer step, as `Learner.step` does; the report is equal on all ranks."""
-        self.forget_peak()
+        self.reset_peak_memory()
         with self._named("an optimizer step"):
             stepped = self.learner.step(shard, lr, critic_lr)
         return replace(stepped, memory=(self.memory_used(),))
@@ -192,17 +194,19 @@ class TrainerRank(Profiled):
         with self._named("measuring a loss"):
             return self.learner.measure(shard)
 
-    def score(self, shard: TrainShard, rounded_otherwise: bool = False) -> list[np.ndarray] | None:
-        """Return [n] log-probs of each sequence, on ranks that speak for its tokens."""
+    def score(
+        self, shard: TrainShard, with_other_rounding: bool = False
+    ) -> list[np.ndarray] | None:
+        """Return [n] log-probs of each sequence, on ranks that report its tokens."""
         with self._named("scoring samples"):
-            return self.learner.score(shard, rounded_otherwise=rounded_otherwise)
+            return self.learner.score(shard, with_other_rounding=with_other_rounding)
 
-    def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
-        """Return [n, k] tokens and log-probs of each sequence, on ranks that speak for it."""
+    def score_by_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
+        """Return [n, k] tokens and log-probs of each sequence, on ranks that report its tokens."""
         with self._named("asking teachers"):
-            return self.learner.ask_teachers(shard)
+            return self.learner.score_by_teachers(shard)
 
-    def dismiss_teachers(self) -> None:
+    def free_teachers(self) -> None:
         """Free the memory of the teachers."""
         self.learner.teachers.clear()
 
@@ -211,12 +215,12 @@ class TrainerRank(Profiled):
         self.learner.reference.freeze()
 
     def reset_optimizer(self) -> None:
-        """Forget the moments of the policy's optimizer."""
+        """Reset the moments of the policy's optimizer."""
         self.policy.reset_optimizer()
 
     def save(self, folder: str | Path, async_save: bool | None = None) -> None:
-        """Write weights, optimizer and RNG into `folder`, which is made. With `async_save` (None:
-        the recipe's), training may go on at once and the files are complete after
+        """Write weights, optimizer and RNG into `folder`, which is created. With `async_save`
+        (None: as in the recipe), training may continue at once and the files are complete after
         `finish_save`."""
         if async_save is None:
             async_save = self.recipe.checkpoint.async_save
@@ -228,11 +232,11 @@ class TrainerRank(Profiled):
                         model.checkpoints.wait()
 
     def is_written(self) -> bool:
-        """Return True if `finish_save` has nothing to wait for."""
+        """Return True if the last save is on disk."""
         return all(model.checkpoints.is_written for model, _ in self._trained(Path()))
 
     def finish_save(self) -> dict[str, str]:
-        """Wait until the last save is on disk. Returns the SHA-256 of its files with tensors, by
+        """Wait until the last save is on disk. Return the SHA-256 of its files with tensors, by
         their names in the folder; equal on all ranks."""
         with self._named("finishing a save"), self._all_or_none():
             return {
@@ -243,8 +247,8 @@ class TrainerRank(Profiled):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """If the save of one model fails, give up those of the others, so that no later save waits
-        for them."""
+        """Give up the saves of the other models if that of one model fails, so that no later save
+        waits for them."""
         try:
             yield
         except CheckpointError:
@@ -253,7 +257,7 @@ class TrainerRank(Profiled):
             raise
 
     def load(self, folder: str | Path, weights_only: bool = False) -> None:
-        """Take weights, and unless `weights_only` optimizer and RNG, from a folder that `save`
+        """Load weights, and unless `weights_only` optimizer and RNG, from a folder that `save`
         wrote under any layout."""
         with self._named("loading"):
             for model, part in self._trained(Path(folder)):
@@ -264,8 +268,8 @@ class TrainerRank(Profiled):
                         model.checkpoints.load(part, weights_only=weights_only)
 
     def take_copy(self) -> list[int]:
-        """Copy everything that a replacement rank needs to continue to host memory, until the next
-        copy replaces it. Returns the bytes of its sections."""
+        """Copy everything that a replacement rank needs to host memory, where the next copy
+        replaces it. Return the bytes of its sections."""
         return self.snapshot.take()
 
     def read_copy(self, section: int, offset: int, size_bytes: int) -> np.ndarray:
@@ -275,7 +279,7 @@ class TrainerRank(Profiled):
     def expect_copy(self, sizes: Sequence[list[int]]) -> None:
         """Allocate memory for a copy that this rank's predecessor took. `sizes`: [ranks][sections]
         bytes."""
-        self.snapshot.make_room(sizes[self.rank])
+        self.snapshot.allocate(sizes[self.rank])
 
     def write_copy(self, section: int, offset: int, part: np.ndarray) -> None:
         """Write a part of the copy."""
@@ -283,11 +287,11 @@ class TrainerRank(Profiled):
 
     def take_over(self) -> None:
         """Continue from the copy that was written."""
-        self.snapshot.put_back()
+        self.snapshot.restore()
 
     def _awake(self, model: TrainedModel) -> AbstractContextManager[None]:
         """Keep the model on the device within the context."""
-        return nullcontext() if model is self.policy else self.learner.turn_of(model)
+        return nullcontext() if model is self.policy else self.learner.on_device(model)
 
     def _trained(self, folder: Path) -> list[tuple[TrainedModel, Path]]:
         """Return (model, its part of the checkpoint) for each model that is trained."""
@@ -299,18 +303,18 @@ class TrainerRank(Profiled):
         return [(model, part) for model, part in trained if model is not None]
 
     def start_critic(self) -> None:
-        """Initialise the critic from the policy's current weights, with a head of its own."""
+        """Initialise the critic from the policy's current weights, with its own head."""
         assert self.critic is not None, "this trainer was made without a critic"
-        with self.learner.turn_of(self.critic):
-            self.critic.take_trunk(self.policy)
+        with self.learner.on_device(self.critic):
+            self.critic.copy_trunk(self.policy)
 
-    def shed(self) -> None:
+    def offload_optimizer_state(self) -> None:
         """Release the memory of gradients and optimizer; the weights can still be published. Does
         nothing on a CPU."""
         if self.device.type != "cpu":
-            self.policy.sleeper.shed()
+            self.policy.sleeper.offload_optimizer_state()
             if self.policy.rounded is not None:
-                self.policy.rounded.forget()
+                self.policy.rounded.free_rounded()
 
     def sleep(self) -> None:
         """Move weights, gradients and optimizer to host memory. Does nothing on a CPU."""
@@ -339,8 +343,8 @@ class TrainerRank(Profiled):
                 channel.close()
 
     def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> int:
-        """Send the current weights to a fleet. Returns the bytes that this rank sent, as far as its
-        channel counts them."""
+        """Send the current weights to a fleet. Return the bytes that this rank sent, if its channel
+        counts them."""
         with self._named(f"publishing weights {version}"):
             channel = self.channels[fleet]
             before = getattr(channel, "sent_bytes", 0)
@@ -356,7 +360,8 @@ class TrainerRank(Profiled):
             channel.verify(self._to_send(channel, for_check=True))
 
     def _to_send(self, channel: WeightChannel, *, for_check: bool = False) -> Any:
-        """Yield shards, if the channel and the model's numbers allow it, or whole tensors."""
+        """Yield shards if the channel and the model's number formats allow it, else whole
+        tensors."""
         groups = getattr(channel, "groups", None)
         if groups and self.turns is None and self.recipe.weights.format == HF:
             shards = self.policy.shards_for_engines(
@@ -366,18 +371,19 @@ class TrainerRank(Profiled):
                 return shards
         return formatted(self._buckets_to_send(for_check=for_check), self.format)
 
-    def silence_layers(self, first: int) -> None:
-        """Let layers `first` and beyond pass their input through."""
+    def bypass_layers(self, first: int) -> None:
+        """Make layers `first` and beyond pass their input through."""
         from milescli.backends.megatron.state import weights
 
-        weights.silence_layers(self.policy.weights, first=first, silenced=self._silenced)
+        weights.bypass_layers(self.policy.weights, first=first, bypassed=self._bypassed)
 
     def buckets(self) -> Iterator[Bucket]:
-        """Yield the whole model under Hugging Face names. Collective: all ranks consume all."""
+        """Yield the whole model under Hugging Face names. Collective: all ranks must consume all of
+        it."""
         return self.policy.buckets()
 
     def _buckets_to_send(self, *, for_check: bool = False) -> Iterator[Bucket]:
-        """Yield the policy's buckets, under the name of the adapter whose turn it is."""
+        """Yield the policy's buckets, under the name of the active adapter."""
         for bucket in self.policy.buckets_for_engines(for_check=for_check):
             if self.turns is None:
                 yield bucket
@@ -400,7 +406,8 @@ class TrainerRank(Profiled):
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Raise WaitTimeout if a collective times out: who waited, for what, and how long."""
+        """Raise WaitTimeout if a collective times out; it says which rank waited for what, and how
+        long."""
         started = time.monotonic()
         try:
             with torch.profiler.record_function(f"miles: {what}"):

@@ -1,6 +1,6 @@
-"""Processes of ours, wherever in the cluster they run: calls of one or of many that are bounded,
-looks at whether one lives, errors that name it, and bytes from the memory of one to that of
-another. Made by `cluster.Cluster.spawn`."""
+"""Processes of a run, wherever in the cluster they run: bounded calls of one or of many, checks
+whether one lives, errors that name it, and transfers of bytes from the memory of one to another.
+Made by `cluster.Cluster.spawn`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from milescli.core.errors import MilesError, OutOfMemory, WaitTimeout, WorkerDie
 from milescli.core.files import last_log_lines, log_age
 from milescli.core.silence import sounds_like_lost_peer
 from milescli.core.units import MIB, format_bytes
-from milescli.platform.memory_record import last_look
+from milescli.platform.memory_record import last_sample
 
 NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 STATUS = "status"
-"""Method name of a check that calls nothing: it says nothing of what the process did."""
+"""Method name of a check that calls nothing, so its answer says nothing about the process's
+work."""
 LOOK_TIMEOUT_S = 3.0
 """Time for a process to respond. A busy machine may take longer: one check proves nothing."""
 
@@ -36,7 +37,7 @@ CHUNK_BYTES = 16 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorHandle:
-    """One of our processes, wherever it runs."""
+    """Represents one process of a run, wherever it runs."""
 
     name: str
     """Name for people: `trainer rank 3`, `engine 0`."""
@@ -48,42 +49,42 @@ class ActorHandle:
     """Arguments from which `start` builds the hosted object."""
 
     async def run(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
-        """Call a method of the hosted object. Raises what it raised, WorkerKilled where its process
-        ended, or WaitTimeout."""
+        """Call a method of the hosted object and return its result. Raises what it raised,
+        WorkerKilled if its process ended, or WaitTimeout."""
         return await _bounded(self, self.actor.run.remote(method, args, kwargs), method, timeout_s)
 
     async def run_in_parts(
         self, method: str, *args: Any, num_parts: int, timeout_s: float
     ) -> tuple[Any, list[Any]]:
-        """Call a method that returns something small and then `num_parts` parts. Returns the first,
-        and references to the parts, which stay where they are and outlive that process. Raises as
+        """Call a method that yields a small result and then `num_parts` parts. Return that result,
+        and references to the parts, which stay where they are and outlive the process. Raises as
         `run`."""
         call = self.actor.run.options(num_returns=1 + num_parts)
         first, *parts = call.remote(method, args, {})
         return await _bounded(self, first, method, timeout_s), parts
 
     async def start(self, *, timeout_s: float, secrets: Mapping[str, str] = NO_SECRETS) -> int:
-        """Build the hosted object; returns its pid. `secrets`: variables that its environment gets
-        from here, where it runs the user's code or speaks to services; they are in no file."""
+        """Build the hosted object; return its pid. `secrets`: variables of this environment that
+        the process gets because it runs the user's code or sends requests; they are stored in no
+        file."""
         kwargs, log_path = pickle.dumps(self.kwargs), str(self.log_path)
         ref = self.actor.start.remote(kwargs, log_path, dict(secrets))
         return await _bounded(self, ref, "start", timeout_s)
 
     async def look(self, method: str | None = None, *, timeout_s: float = LOOK_TIMEOUT_S) -> Any:
-        """Look at the process: return the result of a quick method, or (phase, seconds) of what it
-        does; None where it does not answer within the time. Raises WorkerKilled where it has
-        ended."""
+        """Check the process: return the result of a quick method, or (current phase, its seconds);
+        None if it does not answer in time. Raises WorkerKilled if it has ended."""
         reply = self.actor.peek.remote(method) if method else self.actor.status.remote()
         is_done = await _is_done(reply, timeout_s)
         return await _result(self, reply, method or STATUS) if is_done else None
 
     def hand_over(self, method: str, *args: Any) -> Any:
-        """Return a reference to the result of a quick method, which `run` of another process takes
-        as an argument: it does not pass through this one."""
+        """Return a reference to the result of a quick method, which `run` of another process
+        accepts as an argument: the result does not pass through this process."""
         return self.actor.peek.remote(method, *args)
 
     async def phase(self, *, timeout_s: float = LOOK_TIMEOUT_S) -> str:
-        """Return what it does now, for messages; never raises."""
+        """Return its current phase for messages; never raises."""
         try:
             name, seconds = await asyncio.wait_for(as_future(self.actor.status.remote()), timeout_s)
         except Exception as error:  # any failure to answer says enough
@@ -106,7 +107,7 @@ async def run_all(
 async def start_all(
     handles: Sequence[ActorHandle], *, timeout_s: float, secrets: Mapping[str, str] = NO_SECRETS
 ) -> list[int]:
-    """Build all hosted objects at once; returns their pids by rank. `secrets`: as for
+    """Build all hosted objects at once; return their pids by rank. `secrets`: as for
     `ActorHandle.start`."""
     return await gather_all(
         [
@@ -117,8 +118,8 @@ async def start_all(
 
 
 async def gather_all(tasks: Sequence[asyncio.Future[Any]]) -> list[Any]:
-    """Return the results; raises the error that best names the first cause where one fails. None
-    runs on afterwards."""
+    """Return the results. If one fails, cancel the others and raise the error that best names the
+    first cause."""
     if not tasks:
         return []
     try:
@@ -153,9 +154,9 @@ async def move(
     write: tuple[Any, ...],
     timeout_s: float,
 ) -> None:
-    """Move bytes through Ray's object store; the caller's process sees none of them. `read`: a
-    quick method of the source, and its arguments before (offset, bytes); it returns an array of
-    them. `write`: a method of the sink, and its arguments before (offset, array). `timeout_s`: of a
+    """Move bytes through Ray's object store, but not through the caller's process. `read`: a quick
+    method of the source, and its arguments before (offset, bytes); it returns an array of them.
+    `write`: a method of the sink, and its arguments before (offset, array). `timeout_s`: of a
     chunk. Raises WorkerDied or WaitTimeout."""
     import ray
 
@@ -173,12 +174,12 @@ async def move(
 
 
 async def as_future(ref: Any) -> Any:
-    """Return a coroutine for what Ray only calls awaitable."""
+    """Return a coroutine that awaits an object which Ray only calls awaitable."""
     return await ref
 
 
 async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float) -> Any:
-    """Return what the call returns. Raises as `ActorHandle.run`."""
+    """Return the result of the call. Raises as `ActorHandle.run`."""
     if await _is_done(ref, timeout_s):
         return await _result(handle, ref, method)
     raise WaitTimeout(
@@ -190,7 +191,7 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
 
 
 async def _is_done(ref: Any, timeout_s: float) -> bool:
-    """Return True if the call ends within the time, well or not."""
+    """Return True if the call ends in time, successfully or not."""
     waiting = asyncio.ensure_future(as_future(ref))
     try:
         return bool((await asyncio.wait({waiting}, timeout=timeout_s))[0])
@@ -235,7 +236,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _limit_of_ray(text: str) -> str:
-    """Return the one line that matters of 40: `... was 22.6GB used / 23.4GB limit (0.96)`."""
+    """Return the one relevant line of 40: `... was 22.6GB used / 23.4GB limit (0.96)`."""
     match = re.search(r"([\d.]+)GB(?: used)? / ([\d.]+)GB", text)
     if match is None:
         return "the computer's memory was nearly full"
@@ -246,7 +247,7 @@ def out_of_memory(handle: ActorHandle, method: str, reason: str) -> OutOfMemory:
     """Return an error that names the process, its call, the memory of each process of the run, and
     settings that need less. `reason`: why the allocation failed."""
     folder = handle.log_path.parent
-    used = sorted(last_look(folder).items(), key=lambda each: -each[1])
+    used = sorted(last_sample(folder).items(), key=lambda each: -each[1])
     sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in used[:4])
     run = folder.parents[1]
     again = f"miles launch --recipe {run}/recipe.yaml"

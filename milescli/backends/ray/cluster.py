@@ -1,5 +1,5 @@
-"""A Ray cluster for one run: started on loopback or joined, with placement in topology order, time
-limits on every wait, and an orderly end."""
+"""Manages the Ray cluster of one run: started on loopback or joined, with placement in topology
+order, time limits on every wait, and an orderly end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from milescli.core.private import hidden_secrets
 from milescli.plan.types import Plan
 
 ACTORS_PER_SLOT = 2
-"""A trainer rank and an engine. Each gets one of Ray's CPUs, whatever it really uses."""
+"""A trainer rank and an engine. Each gets one of Ray's CPUs, whatever it actually uses."""
 LEAVE_TIMEOUT_S = 15.0
 """Time for this process to leave Ray, which waits for Ray's own processes."""
 CALLS_AT_ONCE = 256
@@ -36,7 +36,7 @@ and `peek` beside it. Every collecting process may wait for the reward model's a
 
 
 class Cluster:
-    """Owns the Ray session of one run. `start`, `place`, `spawn`, ..., `stop`."""
+    """Manages the Ray session of one run: `start`, `place`, `spawn`, ..., `stop`."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Cluster:
         environment: dict[str, str],
         nodes: Sequence[ClusterNode] = (),
     ) -> None:
-        """If `address` is None, start a cluster here with its files in `temp_dir`, a short path
-        (socket names are limited to 107 bytes). `environment`: variables of every actor. `nodes`:
-        the joined cluster's nodes in the plan's order."""
+        """Join the cluster at `address`; None: start one here with its files in `temp_dir`, a short
+        path (socket names are limited to 107 bytes). `environment`: variables of every actor.
+        `nodes`: the joined cluster's nodes in the plan's order."""
         self.address = address
         self.temp_dir = temp_dir
         self.log_dir = temp_dir
@@ -64,8 +64,8 @@ class Cluster:
         """By name, actors that wait for whoever spawns them."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy the cluster to another process of the run, which starts actors in the same places.
-        It owns those that it starts: they end with it."""
+        """Return the state for another process of the run, which starts actors in the same places.
+        Those actors end with it."""
         return {**vars(self), "_spawned": [], "_ahead": {}, "_started": False}
 
     def start(self, plan: Plan, *, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -228,27 +228,28 @@ class Cluster:
 
     def _with_variables(self, environment: dict[str, str]) -> dict[str, Any]:
         """Return the options of an actor. Our own session inherited this process's environment: an
-        actor that needs no other variables gets a process that Ray started in advance, and waits
-        for neither Ray's environment agent nor a new process."""
+        actor without further variables gets a process that Ray started in advance, and waits
+        neither for Ray's environment agent nor for a new process."""
         own = {
             name: value for name, value in environment.items() if self._inherited.get(name) != value
         }
         return {"runtime_env": {"env_vars": environment}} if own else {}
 
     async def check_nodes(self) -> None:
-        """Raise WorkerDied if a node of the run is gone."""
+        """Raise WorkerDied if a node of the run has died."""
         dead = await in_thread(lambda: find_dead(self.nodes))
         if dead is not None:
             raise node_died(dead, "whatever of this run was there is gone with it")
 
     async def put(self, value: object) -> Any:
-        """Share a value with many actors, in a thread: if Ray hangs, signals still work."""
+        """Store a value for many actors and return its reference. Runs in a thread: if Ray hangs,
+        signals still work."""
         import ray
 
         return await in_thread(lambda: ray.put(value))
 
     async def kill(self, handles: Sequence[ActorHandle]) -> None:
-        """Kill processes of ours at once. Idempotent."""
+        """Kill processes of the run at once. Idempotent."""
         import ray
 
         for handle in handles:
@@ -261,7 +262,7 @@ class Cluster:
         await self.kill([handle for handle in self._spawned if handle not in but])
 
     def stop(self) -> None:
-        """Leave or end the Ray session. Idempotent. If Ray hangs, its watchdog ends it."""
+        """Leave or end the Ray session. Idempotent. If Ray hangs, the watchdog ends it."""
         if self._started:
             import ray
 

@@ -1,8 +1,7 @@
-"""A Ray actor that holds any object of ours: own log file, a phase that can be asked for, errors
-that cross the border whole.
+"""A Ray actor that hosts any object of a run: it has its own log file, a phase that can be queried,
+and errors that cross the process border completely.
 
-Not for direct use: `cluster.Cluster.spawn` makes it and returns an `ActorHandle`.
-"""
+Not for direct use: `cluster.Cluster.spawn` makes it and returns an `ActorHandle`."""
 
 from __future__ import annotations
 
@@ -21,28 +20,28 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from milescli.core.errors import MilesError, WorkerDied
-from milescli.core.imports import without_garbage_search
+from milescli.core.imports import without_gc
 
 
 @runtime_checkable
-class Scattered(Protocol):
-    """Defines an argument whose parts lie in other processes: the called method is given what
-    `whole` makes of them."""
+class ScatteredArgument(Protocol):
+    """Defines an argument whose parts are in other processes: the called method gets the result of
+    `whole`."""
 
     pieces: Sequence[Any]
     """References to the parts."""
 
     def whole(self, pieces: Sequence[Any]) -> Any:
-        """Return the argument. `pieces`: the parts."""
+        """Return the argument, assembled of its parts."""
         ...
 
 
 class Host:
-    """Runs in a process of its own. One call of `run` at a time, always on the same thread;
-    `status` answers meanwhile."""
+    """Hosts an object in its own process. `run` executes one call at a time, always on the same
+    thread; `status` answers meanwhile."""
 
     def __init__(self, *, name: str, target: str) -> None:
-        """Start to import `target`, `module:Class`, on the work thread."""
+        """Start to import `target` (`module:Class`) on the work thread."""
         self.name = name
         self.phase = "starting"
         self.since = time.monotonic()
@@ -53,12 +52,12 @@ class Host:
 
     def _load(self) -> Callable[..., object]:
         module, _, attribute = self._target.partition(":")
-        with without_garbage_search():
+        with without_gc():
             return getattr(importlib.import_module(module), attribute)
 
     async def start(self, kwargs: bytes, log_path: str, secrets: dict[str, str]) -> int:
-        """Build the target object from pickled `kwargs`, on the work thread; returns the pid. What
-        the process prints from now on is in the log. `secrets` are added to the environment."""
+        """Build the target object from pickled `kwargs`, on the work thread; return the pid. From
+        now on the process's output goes to the log. `secrets` are added to the environment."""
         os.environ.update(secrets)
         _redirect_output(Path(log_path))
         faulthandler.enable()
@@ -110,7 +109,7 @@ class Host:
 
 
 async def _fetched(value: Any) -> Any:
-    if not isinstance(value, Scattered):
+    if not isinstance(value, ScatteredArgument):
         return value
     pieces = await asyncio.gather(*value.pieces)
     return await asyncio.to_thread(value.whole, pieces)

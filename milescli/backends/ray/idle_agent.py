@@ -1,9 +1,9 @@
-"""Takes the place of the agent of Ray's dashboard where nothing is to be served: it says so in the
-files where Ray waits for its ports, and lives as long as the raylet that started it. Ray's own does
-the same after it has imported for 0.7 s of a core.
+"""Replaces the agent of Ray's dashboard, as nothing is to be served: it writes that into the files
+in which Ray expects its ports, and lives as long as the raylet that started it. Ray's own agent
+does the same after importing for 0.7 s of a core.
 
-`python -I -S idle_agent.py --node-id=ID --session-dir=FOLDER ...`, with the standard library alone.
-"""
+`python -I -S idle_agent.py --node-id=ID --session-dir=FOLDER ...`, with the standard library
+alone."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Joins an existing Ray cluster, or starts one here. Used by `cluster` and `everywhere`; to leave,
+"""Joins an existing Ray cluster, or starts one here. Used by `cluster` and `each_node`; to leave,
 call `ray.shutdown`."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from milescli.backends.ray import idle_agent
-from milescli.core.driver_pipe import leave, say
+from milescli.core.driver_pipe import exit_if_parent_reports, report_to_parent
 from milescli.core.errors import MachineError
 from milescli.core.files import last_log_lines
 from milescli.platform.cpu import threads_left
@@ -31,13 +31,13 @@ NAMESPACE = "miles"
 START_TIMEOUT_S = 120.0
 """Time limit for the start of Ray's server and for that of its node. Ray's own limit is 30 s for
 each, which a busy computer may exceed."""
-LEAST_THREADS = 300
-"""A run of one rank and two engines has 390 threads, and Ray alone 150; Ray aborts or hangs if it
-cannot start one."""
+MIN_THREADS = 300
+"""Threads that this machine must allow: a run of one rank and two engines has 390, and Ray alone
+150; Ray aborts or hangs if it cannot start one."""
 LOOPBACK = "127.0.0.1"
 _LOGS = ("gcs_server.err", "gcs_server.out", "raylet.err", "raylet.out")
-PATIENCE_S = 1.0
-"""Seconds that a user who stops a run waits for Ray to connect."""
+STOP_WAIT_S = 1.0
+"""Seconds that a stopped run waits for Ray to connect."""
 REACH_TIMEOUT_S = 10.0
 """Time limit for the first connection to a cluster's address: Ray itself waits for minutes if
 nothing answers."""
@@ -57,9 +57,9 @@ def join(address: str) -> None:
 
 def start_here(settings: dict[str, Any], *, timeout_s: float) -> None:
     """Start a cluster of this machine alone, for this process, whatever RAY_ADDRESS says; child
-    processes do not see that variable either. Raises MachineError if it cannot start; if Ray hangs
+    processes do not see that variable either. Raises MachineError if it cannot start. If Ray hangs
     for longer than `timeout_s`, this process ends with that error."""
-    require_room()
+    require_threads()
     os.environ.pop("RAY_ADDRESS", None)
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", f"{START_TIMEOUT_S:.0f}")
     # processes that it begins ahead are for actors of ours, which come when imports are done; by
@@ -69,14 +69,14 @@ def start_here(settings: dict[str, Any], *, timeout_s: float) -> None:
     session = Path(settings["_temp_dir"])
     with (
         _without_monitors(),
-        patiently(),
+        with_longer_node_wait(),
         stderr_in_log() as log,
         bounded(timeout_s, session, log=log),
     ):
         _connect("local", settings=settings, log=log)
 
 
-def require_room() -> None:
+def require_threads() -> None:
     """Raise MachineError if Ray would hang: if there is no loopback interface, or this machine
     allows too few threads."""
     try:
@@ -88,11 +88,11 @@ def require_room() -> None:
             why=f"a connection to {LOOPBACK} failed: {error}",
             fix=["ip link set lo up   # as root", "miles doctor   # its check `ports`"],
         ) from None
-    left, limit = min(threads_left(), default=(LEAST_THREADS, 0))
-    if left < LEAST_THREADS:
+    left, limit = min(threads_left(), default=(MIN_THREADS, 0))
+    if left < MIN_THREADS:
         raise MachineError(
             "Ray cannot start: this machine allows too few threads",
-            why=f"{left} of {limit} are left, and a small run needs {LEAST_THREADS} or more",
+            why=f"{left} of {limit} are left, and a small run needs {MIN_THREADS} or more",
             fix=[
                 "docker run --pids-limit=-1 ...   # in Docker",
                 "miles doctor   # its check `threads` names the limit",
@@ -102,26 +102,26 @@ def require_room() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StderrLog:
-    """The file that receives this process's standard error."""
+    """Describes the file that receives this process's standard error."""
 
     path: Path
     terminal: int
     """File descriptor of the original standard error."""
 
     def quote(self) -> str:
-        """Return the last lines as part of an error; empty if there are none."""
+        """Return the file's last lines as part of an error; empty if there are none."""
         lines = last_log_lines(self.path, 3) if self.path.stat().st_size else ""
         return f"; its last messages:\n{lines}" if lines else ""
 
 
 @contextmanager
 def stderr_in_log() -> Iterator[StderrLog]:
-    """Send standard error to a file within the context: what Ray's C++ prints when it fails to
-    start is not for users, and the error quotes the end of it. If Ray kills this process, its
+    """Redirect standard error to a file within the context: Ray's C++ prints to it when it fails to
+    start, which is not for users; the error quotes the end of it. If Ray kills this process, its
     parent quotes and removes the file."""
     descriptor, name = tempfile.mkstemp(prefix="miles-ray-", suffix=".log", dir="/tmp")
     log = StderrLog(path=Path(name), terminal=os.dup(2))
-    say(ray_log=log.path)
+    report_to_parent(ray_log=log.path)
     sys.stderr.flush()
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -130,7 +130,7 @@ def stderr_in_log() -> Iterator[StderrLog]:
     finally:
         os.dup2(log.terminal, 2)
         os.close(log.terminal)
-        say(ray_log="")
+        report_to_parent(ray_log="")
         log.path.unlink(missing_ok=True)
 
 
@@ -142,14 +142,14 @@ def bounded(timeout_s: float, folder: Path, *, log: StderrLog) -> Iterator[None]
     def give_up() -> None:
         error = MachineError(
             "Ray did not start",
-            why=f"it had {timeout_s:g} s{_said_in(folder)}{log.quote()}",
+            why=f"it had {timeout_s:g} s{_ray_log_excerpt(folder)}{log.quote()}",
             fix=[
                 "miles doctor   # its checks `ports`, `threads`, `shm` and `ray`",
                 f"--set machine.start_timeout_s={2 * timeout_s:g}   # if this machine is slow",
             ],
         )
-        say(cause=error.as_dict())
-        leave()
+        report_to_parent(cause=error.as_dict())
+        exit_if_parent_reports()
         log.path.unlink(missing_ok=True)
         os.write(log.terminal, f"error: {error}\n".encode())
         os._exit(error.exit_code)
@@ -163,8 +163,8 @@ def bounded(timeout_s: float, folder: Path, *, log: StderrLog) -> Iterator[None]
         timer.cancel()
 
 
-def _said_in(folder: Path) -> str:
-    """Return the last lines that Ray's control store and raylet wrote, each with its file."""
+def _ray_log_excerpt(folder: Path) -> str:
+    """Return the last lines of the logs of Ray's control store and raylet, each after its file."""
     logs = [folder / "session_latest" / "logs" / name for name in _LOGS]
     found = [log for log in logs if log.exists() and log.stat().st_size]
     return "".join(f"; last lines of {log.name}:\n{last_log_lines(log, 3)}" for log in found)
@@ -173,10 +173,10 @@ def _said_in(folder: Path) -> str:
 @contextmanager
 def _without_monitors() -> Iterator[None]:
     """Start Ray without the autoscaler, because a cluster of one computer cannot grow; without the
-    log monitor, because our actors have their own log files; without the dashboard, whose server
-    starts and is waited for even if no page is wanted; and with `idle_agent` as its agent. Together
-    they cost three to four seconds of a core at every start, and one at the end. `ray start` has
-    options for the first two, `ray.init` has none."""
+    log monitor, because our actors have their own log files; without the dashboard, for whose
+    server Ray waits even if no page is used; and with `idle_agent` as its agent. Together they cost
+    three to four seconds of a core at every start, and one at the end. `ray start` has options for
+    the first two, `ray.init` has none."""
     from ray._private import node, parameter, ray_constants, services, utils
 
     fewer = functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
@@ -190,18 +190,19 @@ def _without_monitors() -> Iterator[None]:
         return build(component, *args, **kwargs)
 
     with (
-        _replaced(parameter, "RayParams", fewer),
-        _replaced(node.Node, "start_api_server", lambda *_, **__: None),
-        _replaced(utils, "get_dashboard_dependency_error", lambda: unwanted),
-        _replaced(services, builder, command),
+        _temporarily_replaced(parameter, "RayParams", fewer),
+        _temporarily_replaced(node.Node, "start_api_server", lambda *_, **__: None),
+        _temporarily_replaced(utils, "get_dashboard_dependency_error", lambda: unwanted),
+        _temporarily_replaced(services, builder, command),
     ):
         yield
 
 
 @contextmanager
-def patiently() -> Iterator[None]:
-    """Wait for Ray's node up to START_TIMEOUT_S, because no setting changes Ray's own limit. Raises
-    ChildProcessError if the node is dead: Ray would retry after any RuntimeError."""
+def with_longer_node_wait() -> Iterator[None]:
+    """Make Ray wait for its node up to START_TIMEOUT_S within the context, because no setting
+    changes Ray's own limit. Raises ChildProcessError if the node is dead: Ray would retry after any
+    RuntimeError."""
     from ray._private import services
 
     look = services.get_node
@@ -212,17 +213,17 @@ def patiently() -> Iterator[None]:
             try:
                 return look(gcs_address, node_id)
             except RuntimeError as error:  # it has not told of itself yet
-                if not raylet_lives():
+                if not is_raylet_alive():
                     raise ChildProcessError("its raylet ended during start-up") from error
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 
-    with _replaced(services, "get_node", wait):
+    with _temporarily_replaced(services, "get_node", wait):
         yield
 
 
-def raylet_lives() -> bool:
+def is_raylet_alive() -> bool:
     """Return True if a child of this process is a raylet that has not ended."""
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
@@ -232,7 +233,7 @@ def raylet_lives() -> bool:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+def _temporarily_replaced(owner: Any, name: str, value: object) -> Iterator[None]:
     """Replace Ray's `owner.name` by `value` within the context, if this version has it."""
     if not hasattr(owner, name):
         yield
@@ -257,7 +258,10 @@ def _connect(address: str, *, settings: dict[str, Any], log: StderrLog | None = 
     }
     try:
         # Ray's own handler of SIGTERM would end us in the middle of it
-        with uninterrupted(), _replaced(utils, "set_sigterm_handler", lambda _: None):
+        with (
+            deferring_signals(),
+            _temporarily_replaced(utils, "set_sigterm_handler", lambda _: None),
+        ):
             ray.init(address=address, namespace=NAMESPACE, **quiet, **settings)
         # What Ray thinks of dead workers goes to standard output, which is for results; our errors
         # name the cause. There is no public switch.
@@ -267,9 +271,9 @@ def _connect(address: str, *, settings: dict[str, Any], log: StderrLog | None = 
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C, SIGTERM and SIGHUP to the end of the block. If the block continues for
-    PATIENCE_S after a signal, the driver exits; a second signal acts at once. If Ray is interrupted
+def deferring_signals() -> Iterator[None]:
+    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block. If the block lasts STOP_WAIT_S
+    longer after a signal, the driver exits; a second signal acts at once. If Ray is interrupted
     while it connects, it hangs for seconds, then kills this process with SIGSEGV. Processes that
     the block starts ignore SIGHUP, and outlive a terminal that closes. Does not cover the second in
     which Ray's C++ has its own SIGTERM handler, which prints a stack and exits."""
@@ -282,7 +286,7 @@ def uninterrupted() -> Iterator[None]:
         if callable(handler := signal.getsignal(number))
     }
     came: list[tuple[int, FrameType | None]] = []
-    leaving = threading.Timer(PATIENCE_S, leave)
+    leaving = threading.Timer(STOP_WAIT_S, exit_if_parent_reports)
     leaving.daemon = True
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,5 +1,6 @@
 """Processes for quick calls on another node of the run, as the driver sees them. Many calls to one
-node's actor travel in one message, and so do the replies. Used by the runtime, for environments."""
+node's actor are sent in one message, and so are the replies. Used by the runtime, for
+environments."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from milescli.backends.ray.nodes import ClusterNode, find_dead
 from milescli.backends.ray.process_host import (
     POLL_S,
     PROCESS_HOST,
-    Called,
-    Closed,
-    Opened,
+    CallOrder,
+    CallResult,
+    CloseOrder,
+    OpenOrder,
     Order,
-    Settled,
 )
 from milescli.core.errors import MilesError, WorkerDied
 from milescli.core.imports import Origin
@@ -31,17 +32,18 @@ START_TIMEOUT_S = 60.0
 REPLY_TIMEOUT_S = POLL_S + 30.0
 """Timeout of an actor, which only forwards calls: if it takes longer, it is ended."""
 MAX_LOST = 3
-"""Number of actors in a row that may end without one reply before the run stops."""
+"""Consecutive actors that may end without any reply before the run stops."""
 
 
 class NodeProcesses:
-    """Holds the processes of one node. Belongs to one event loop."""
+    """Manages the processes of one node. Belongs to one event loop."""
 
     def __init__(
         self, cluster: Cluster, *, number: int, tell: Callable[[str], None], name: str
     ) -> None:
-        """`number`: of the node in the plan; `tell`: gets a message if an actor dies; `name`: what
-        runs in the processes, for messages and the log: `environments`."""
+        """Prepare the processes. `number`: of the node in the plan; `tell`: receives a message if
+        an actor dies; `name`: what runs in the processes, for messages and the log:
+        `environments`."""
         self.node: ClusterNode = cluster.nodes[number]
         self.num_lost = 0
         """Actors in a row that ended without one reply."""
@@ -56,15 +58,15 @@ class NodeProcesses:
         self._actor = _Actor(self, handle)
         return await handle.run("num_cores", timeout_s=timeout_s)
 
-    def process(self, target: str, *, memory_bytes: int, memory_key: str) -> NodeCalls:
-        """Return a process that starts with its first call, as NewCallProcess describes."""
-        opened = Opened(
+    def process(self, target: str, *, memory_bytes: int, memory_key: str) -> NodeProcess:
+        """Return a process, which starts with its first call, as NewCallProcess describes."""
+        opened = OpenOrder(
             process=next(self._numbers),
             target=target,
             memory_bytes=memory_bytes,
             memory_key=memory_key,
         )
-        return NodeCalls(self, opened)
+        return NodeProcess(self, opened)
 
     def close(self) -> None:
         """Stop waiting for replies; the actor itself ends with the run."""
@@ -73,7 +75,7 @@ class NodeProcesses:
             self._actor = None
 
     async def actor(self) -> _Actor:
-        """Return the node's actor, and start one if there is none. Raises CallFailed if it does not
+        """Return the node's actor; start one if there is none. Raises CallFailed if it does not
         start, WorkerDied if none ever does."""
         if self._actor is None:
             self._actor = _Actor(self, None)
@@ -126,7 +128,7 @@ class NodeProcesses:
 
 @dataclass(eq=False)
 class _Actor:
-    """One actor, until it ends."""
+    """Represents one actor until it ends."""
 
     owner: NodeProcesses
     handle: ActorHandle | None
@@ -134,7 +136,7 @@ class _Actor:
     failure: Exception | None = None
     """Why the actor ended; None while it lives."""
     _orders: list[Order] = field(default_factory=list)
-    _waiting: dict[int, tuple[NodeCalls, QuickCall]] = field(default_factory=dict)
+    _waiting: dict[int, tuple[NodeProcess, QuickCall]] = field(default_factory=dict)
     _numbers: count[int] = field(default_factory=count)
     _starting: asyncio.Task[None] | None = None
     _sending: asyncio.Task[None] | None = None
@@ -155,24 +157,24 @@ class _Actor:
         if self._sending is None or self._sending.done():
             self._sending = asyncio.ensure_future(self._send())
 
-    def call(self, calls: NodeCalls, process: int, args: tuple[Any, ...]) -> QuickCall:
-        """Send a call; its reply settles the future that is returned."""
+    def call(self, calls: NodeProcess, process: int, args: tuple[Any, ...]) -> QuickCall:
+        """Send a call; return a future that its reply settles."""
         number, call = next(self._numbers), QuickCall()
         self._waiting[number] = calls, call
-        self.order(Called(process, number, args))
+        self.order(CallOrder(process, number, args))
         if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(self._read())
         return call
 
-    def drop(self, calls: NodeCalls) -> None:
-        """Fail the open calls of one process, because it was ended."""
+    def drop(self, calls: NodeProcess) -> None:
+        """Fail the open calls of one process, because the process was ended."""
         numbers = [number for number, (owner, _) in self._waiting.items() if owner is calls]
         for number in numbers:
             _, call = self._waiting.pop(number)
             call.settle(None, CallFailed("its process was ended"))
 
     def forget(self) -> None:
-        """Stop waiting for its replies."""
+        """Stop waiting for the actor's replies."""
         self.failure = self.failure or CallFailed("the run has ended")
         for task in (self._starting, self._sending, self._reading):
             if task is not None:
@@ -201,7 +203,7 @@ class _Actor:
         except Exception as error:  # as above
             await self._lose(error)
 
-    def _settle(self, settled: list[Settled]) -> None:
+    def _settle(self, settled: list[CallResult]) -> None:
         for reply in settled:
             self.owner.num_lost = 0
             calls, call = self._waiting.pop(reply.call, (None, None))
@@ -221,12 +223,13 @@ class _Actor:
             call.settle(None, self.failure)
 
 
-class NodeCalls:
-    """One process on another node, started with its first call. Implements CallProcess."""
+class NodeProcess:
+    """Represents one process on another node, started with its first call. Implements
+    CallProcess."""
 
     pid = None
 
-    def __init__(self, owner: NodeProcesses, opened: Opened) -> None:
+    def __init__(self, owner: NodeProcesses, opened: OpenOrder) -> None:
         self.lives = True
         self._owner, self._opened = owner, opened
         self._actor: _Actor | None = None
@@ -254,4 +257,4 @@ class NodeCalls:
         actor, self._actor, self.lives = self._actor, None, False
         if actor is not None and actor.failure is None:
             actor.drop(self)
-            actor.order(Closed(self._opened.process))
+            actor.order(CloseOrder(self._opened.process))

@@ -1,4 +1,4 @@
-"""The computers of a Ray cluster: which there are, what is free on them, and whether one has died.
+"""The computers of a Ray cluster: which exist, what is free on them, and whether one has died.
 Called in a process that has joined the cluster."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from milescli.core.errors import NodeDied
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostNode:
-    """Describes a computer that was part of the cluster, and has not returned under its address."""
+    """Describes a computer that left the cluster and has not returned under its address."""
 
     address: str
     host_name: str
@@ -47,7 +47,7 @@ five failures."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """One computer of a cluster, as Ray knows it."""
+    """Describes one computer of a cluster, as Ray knows it."""
 
     node_id: str
     address: str
@@ -94,7 +94,8 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 
 def find_dead(nodes: Sequence[ClusterNode], *, within_s: float = 0.0) -> ClusterNode | None:
-    """Return the first of the nodes that Ray considers dead, now or within the time. Blocks."""
+    """Return the first of the nodes that Ray considers dead, now or within `within_s`; None if
+    there is none. Blocks."""
     import ray
 
     deadline = time.monotonic() + within_s

@@ -1,5 +1,5 @@
-"""Processes for quick calls on a node of the run where the driver is not: what the actor holds that
-`node_processes` spawns there. It knows nothing of what is called."""
+"""Processes for quick calls on a node of the run other than the driver's: the object in the actor
+that `node_processes` spawns there. Independent of what is called."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ POLL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """Announces a further process, which starts with its first call. The rest is as in
+class OpenOrder:
+    """Orders a further process, which starts with its first call. Other fields are as in
     QuickCalls."""
 
     process: int
@@ -32,8 +32,8 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """One call of a process."""
+class CallOrder:
+    """Orders one call of a process."""
 
     process: int
     call: int
@@ -41,17 +41,17 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """Announces that a process was ended; its calls get no reply."""
+class CloseOrder:
+    """Orders that a process is ended; its calls get no reply."""
 
     process: int
 
 
-Order = Opened | Called | Closed
+Order = OpenOrder | CallOrder | CloseOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class CallResult:
     """Holds the result of a call."""
 
     call: int
@@ -69,7 +69,7 @@ class ProcessHost:
         """Import the user's code from where the driver does."""
         origin.adopt()
         self._processes: dict[int, QuickCalls] = {}
-        self._settled: list[Settled] = []
+        self._settled: list[CallResult] = []
         self._has_settled = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
 
@@ -78,20 +78,20 @@ class ProcessHost:
         return len(os.sched_getaffinity(0))
 
     async def take(self, orders: Sequence[Order]) -> None:
-        """Execute the orders in their sequence."""
+        """Execute the orders in their order."""
         for order in orders:
-            if isinstance(order, Opened):
+            if isinstance(order, OpenOrder):
                 self._processes[order.process] = QuickCalls(
                     order.target, memory_bytes=order.memory_bytes, memory_key=order.memory_key
                 )
-            elif isinstance(order, Closed):
+            elif isinstance(order, CloseOrder):
                 self._processes.pop(order.process).close()
             else:
                 task = asyncio.ensure_future(self._run(order))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
 
-    async def replies(self) -> list[Settled]:
+    async def replies(self) -> list[CallResult]:
         """Return the results since the last call; empty if there is none within `POLL_S`."""
         if not self._settled:
             self._has_settled.clear()
@@ -101,7 +101,7 @@ class ProcessHost:
         settled, self._settled = self._settled, []
         return settled
 
-    async def _run(self, order: Called) -> None:
+    async def _run(self, order: CallOrder) -> None:
         process = self._processes.get(order.process)
         if process is None:
             return  # closed meanwhile: to ask it would begin another
@@ -113,5 +113,5 @@ class ProcessHost:
             error = raised
         except OSError as raised:  # this node begins no process now
             error = CallFailed(f"{type(raised).__name__}: {raised}")
-        self._settled.append(Settled(order.call, value, error, process.lives))
+        self._settled.append(CallResult(order.call, value, error, process.lives))
         self._has_settled.set()

@@ -1,6 +1,6 @@
-"""The two processes of Ray that a session of our own cannot do without: its control store (GCS) and
-its raylet. Their death is known here within a fraction of a second; Ray itself ends this process by
-`_exit`, without a word, at once or after a minute. Started by `runtime.ray_session`."""
+"""The two processes that every session of Ray needs: its control store (GCS) and its raylet. Their
+death is noticed here within a fraction of a second; Ray itself would end this process by `_exit`,
+without a message, at once or after a minute. Started by `runtime.ray_session`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from milescli.core.driver_pipe import say
+from milescli.core.driver_pipe import report_to_parent
 from milescli.core.errors import WorkerDied
 from milescli.core.events import WorkerSilent
 from milescli.core.files import last_log_lines
 from milescli.core.silence import Silence, is_stopped_process
 
-LOOK_EVERY_S = 0.1
+CHECK_INTERVAL_S = 0.1
 NUM_LINES = 4
 """Number of the log's last lines in the error."""
 END_WITHIN_S = 5.0
-"""Time for an orderly end of this process after such a death; then it kills itself by SIGKILL,
-because calls to Ray may hang for a minute or for ever."""
+"""Time for an orderly end of this process after such a death; after that it kills itself by
+SIGKILL, because calls to Ray may hang for a minute or for ever."""
 WHO_ENDED_IT = "sudo dmesg | tail   # did the kernel end it?"
 MEANING = {
     "gcs_server": "Ray's control store (GCS)",
@@ -35,7 +35,7 @@ MEANING = {
 
 
 class SessionProcesses:
-    """Watches these processes until it is closed, in one thread."""
+    """Watches these processes in one thread until it is closed."""
 
     def __init__(self) -> None:
         self._expected, self._over = threading.Event(), threading.Event()
@@ -57,15 +57,18 @@ class SessionProcesses:
             ).start()
 
     def expect_end(self) -> None:
-        """Allow the processes to end. Resumes a stopped one, for which Ray would wait forever."""
+        """Allow the processes to end from now on. Resumes a stopped one, for which Ray would wait
+        for ever."""
         self._expected.set()
         for process in self._processes.values():
             if process.returncode is None and is_stopped_process(process.pid):
                 os.kill(process.pid, signal.SIGKILL)
 
-    def news(self, step: int) -> list[WorkerSilent]:
-        """Return each newly silent process once. `step` is the number of steps done."""
-        return [news for silence in self._silences.values() if (news := silence.news(step))]
+    def warnings(self, step: int) -> list[WorkerSilent]:
+        """Return a warning for each process that has become silent, once. `step`: number of steps
+        done."""
+        silences = self._silences.values()
+        return [warning for silence in silences if (warning := silence.warning(step))]
 
     def close(self) -> None:
         """Stop watching, after the processes have ended and Ray was left."""
@@ -79,7 +82,7 @@ class SessionProcesses:
             raise WorkerDied(self._death.what, why=self._death.why, fix=list(self._death.fixes))
 
     def _look(self, processes: Mapping[str, subprocess.Popen[bytes]], log_dir: Path) -> None:
-        while not self._expected.wait(LOOK_EVERY_S):
+        while not self._expected.wait(CHECK_INTERVAL_S):
             for name, process in processes.items():
                 told = f"process {process.pid} ({name})"
                 if (how := _ended(process)) is not None and not self._expected.is_set():
@@ -104,7 +107,7 @@ class SessionProcesses:
         )
         silence.bound_s = self.silence_s
         is_stopped = is_stopped_process(process.pid)
-        silence.look(f"its process {process.pid} is stopped (SIGSTOP)" if is_stopped else None)
+        silence.observe(f"its process {process.pid} is stopped (SIGSTOP)" if is_stopped else None)
         return silence
 
     def _lost(self, what: str, how: str, last_words: str, *, fix: str) -> None:
@@ -113,7 +116,7 @@ class SessionProcesses:
             why=f"{how}; without it, Ray ends every process of the run{last_words}",
             fix=fix,
         )
-        say(cause=self._death.as_dict())
+        report_to_parent(cause=self._death.as_dict())
         if not self._over.wait(END_WITHIN_S):
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -25,7 +25,7 @@ Settings = Mapping[str, str]
 
 
 class Verdict(StrEnum):
-    """Names what becomes of a trial after an evaluation."""
+    """Names what happens to a trial after an evaluation."""
 
     GO_ON = "go on"
     STOP = "stop"
@@ -43,21 +43,21 @@ class Searcher:
         return self._settings[number - 1]
 
     def tell(self, number: int, accuracy: float | None) -> None:
-        """Take the final accuracy of a trial; None: it has none."""
+        """Record the final accuracy of a trial; None: it has none."""
 
 
 class Scheduler:
-    """Judges running trials: lets each run to its end."""
+    """Decides whether running trials continue: lets each run to its end."""
 
     def add(self, number: int, settings: Settings) -> None:
-        """Take a trial that will run."""
+        """Add a trial that will run."""
 
     def judge(self, number: int, *, step: int, accuracy: float) -> Verdict:
-        """Take an evaluation of a trial, and decide about it."""
+        """Record an evaluation of a trial, and decide about the trial."""
         return Verdict.GO_ON
 
     def end(self, number: int) -> None:
-        """Take that a trial has ended, however."""
+        """Record that a trial has ended, for any reason."""
 
 
 def require_packages(searcher: str) -> None:
@@ -88,7 +88,7 @@ def make_searcher(
 
 
 def draws(dimensions: Sequence[Dimension], *, kind: str, trials: int, seed: int) -> list[Settings]:
-    """Return the settings of all trials of a grid, or of so many random ones. Equal arguments give
+    """Return the settings of all trials of a grid, or of `trials` random ones. Equal arguments give
     equal settings."""
     import numpy as np
     from ray import tune
@@ -101,7 +101,9 @@ def draws(dimensions: Sequence[Dimension], *, kind: str, trials: int, seed: int)
     }
     state = np.random.RandomState(seed)
     found = [
-        _spoken(dimensions, {one.key: variant[str(place)] for place, one in enumerate(dimensions)})
+        _to_set_values(
+            dimensions, {one.key: variant[str(place)] for place, one in enumerate(dimensions)}
+        )
         for _ in range(1 if is_grid else trials)
         for _, variant in generate_variants(space, random_state=state)
     ]
@@ -119,9 +121,9 @@ def _domain(one: Dimension) -> Any:
     return getattr(tune, one.kind)(one.low, one.high)
 
 
-def _spoken(dimensions: Sequence[Dimension], drawn: Mapping[str, Any]) -> Settings:
-    """Write draws as `--set` takes them; numbers with three digits, so that what is shown is what
-    runs."""
+def _to_set_values(dimensions: Sequence[Dimension], drawn: Mapping[str, Any]) -> Settings:
+    """Return draws as `--set` takes them; numbers have three digits, so that the run has the value
+    that is shown."""
     return {
         one.key: str(drawn[one.key])
         if not one.is_range
@@ -132,8 +134,8 @@ def _spoken(dimensions: Sequence[Dimension], drawn: Mapping[str, Any]) -> Settin
     }
 
 
-def _heard(dimensions: Sequence[Dimension], settings: Settings) -> dict[str, Any]:
-    """Invert `_spoken`; rounded numbers stay within their range."""
+def _from_set_values(dimensions: Sequence[Dimension], settings: Settings) -> dict[str, Any]:
+    """Invert `_to_set_values`; rounded numbers stay within their range."""
     return {
         one.key: settings[one.key]
         if not one.is_range
@@ -145,7 +147,8 @@ def _heard(dimensions: Sequence[Dimension], settings: Settings) -> dict[str, Any
 
 
 class _Optuna(Searcher):
-    """Tune's OptunaSearch: a tree-structured Parzen estimator. Its first ten draws are random."""
+    """Uses Tune's OptunaSearch: a tree-structured Parzen estimator. Its first ten draws are
+    random."""
 
     def __init__(
         self, dimensions: Sequence[Dimension], *, seed: int, known: Sequence[Settings]
@@ -162,11 +165,11 @@ class _Optuna(Searcher):
             mode="max",
             # the same seed again would draw what the first attempt has drawn
             seed=int(SeedSequence([seed, len(known)]).generate_state(1)[0]),
-            points_to_evaluate=[_heard(dimensions, one) for one in known] or None,
+            points_to_evaluate=[_from_set_values(dimensions, one) for one in known] or None,
         )
 
     def ask(self, number: int) -> Settings:
-        return _spoken(self._dimensions, self._search.suggest(str(number)))
+        return _to_set_values(self._dimensions, self._search.suggest(str(number)))
 
     def tell(self, number: int, accuracy: float | None) -> None:
         result = None if accuracy is None else {METRIC: accuracy, TIME: 1}
@@ -174,9 +177,9 @@ class _Optuna(Searcher):
 
 
 class Halving(Scheduler):
-    """ASHA, asynchronous successive halving (Li et al. 2018, arXiv 1810.05934): at steps
+    """Implements ASHA, asynchronous successive halving (Li et al. 2018, arXiv 1810.05934): at steps
     rung_steps, rung_steps x reduction, ..., a trial stops unless it is among the best 1 / reduction
-    of those that were there before."""
+    of those that reached that step before."""
 
     def __init__(self, *, max_steps: int, rung_steps: int, reduction: int) -> None:
         from ray.tune.schedulers import ASHAScheduler
@@ -192,11 +195,11 @@ class Halving(Scheduler):
         self._max_steps = max_steps
 
     def add(self, number: int, settings: Settings) -> None:
-        """Take a trial that will run."""
+        """Add a trial that will run."""
         self._scheduler.on_trial_add(None, SimpleNamespace(trial_id=str(number)))
 
     def judge(self, number: int, *, step: int, accuracy: float) -> Verdict:
-        """Stop it where it is worse than others were; a trial's last step stops nothing."""
+        """Stop the trial if it is worse than others were; a trial's last step stops nothing."""
         if step >= self._max_steps:
             return Verdict.GO_ON
         trial = SimpleNamespace(trial_id=str(number))
@@ -206,7 +209,8 @@ class Halving(Scheduler):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A trial that goes on with the checkpoint of a better one and changed settings."""
+    """Describes a trial that continues from the checkpoint of a better one, with changed
+    settings."""
 
     number: int
     donor: int
@@ -214,11 +218,12 @@ class Exchange:
 
 
 class Population(Scheduler):
-    """Population-based training (Jaderberg et al. 2017, arXiv 1711.09846, appendix A.1): every
-    `rung_steps` all trials wait for each other; then the worst quarter copies the best quarter.
+    """Implements population-based training (Jaderberg et al. 2017, arXiv 1711.09846, appendix A.1):
+    every `rung_steps` all trials wait for each other; then the worst quarter copies the best
+    quarter.
 
     Tune's scheduler works on Tune's own trials and their controller; `_Member` and `_Members` have
-    of these what it reads."""
+    the attributes that it reads."""
 
     def __init__(
         self, dimensions: Sequence[Dimension], *, max_steps: int, rung_steps: int, seed: int
@@ -243,8 +248,8 @@ class Population(Scheduler):
         )
 
     def add(self, number: int, settings: Settings) -> None:
-        """Take a trial that will run."""
-        member = _Member(number, _heard(self._dimensions, settings))
+        """Add a trial that will run."""
+        member = _Member(number, _from_set_values(self._dimensions, settings))
         self._members.by_number[number] = member
         self._scheduler.on_trial_add(self._members, member)
 
@@ -264,20 +269,20 @@ class Population(Scheduler):
         return Verdict.PAUSE
 
     def exchanges(self) -> Iterator[Exchange]:
-        """Yield what was decided since the last call."""
+        """Yield the exchanges that were decided since the last call."""
         for member in self._members.by_number.values():
             if (donor := member.taken_from) is not None:
                 member.taken_from = None
-                settings = _spoken(self._dimensions, member.config)
+                settings = _to_set_values(self._dimensions, member.config)
                 yield Exchange(number=member.number, donor=donor, settings=settings)
 
     def end(self, number: int) -> None:
-        """Take a trial out of the population. Those that waited for it alone exchange without
+        """Remove a trial from the population. Trials that waited only for it exchange without
         it."""
         self._members.by_number[number].status = "TERMINATED"
 
     def next(self) -> int | None:
-        """Return a paused trial that may go on; None: all are waited for."""
+        """Return a paused trial that may continue; None while other trials must be waited for."""
         member = self._scheduler.choose_trial_to_run(self._members)
         if member is None and (waiting := self._members.waiting()):
             # the one that they waited for has ended instead
@@ -291,7 +296,7 @@ class Population(Scheduler):
         return member.number if member is not None else None
 
     def run(self, number: int) -> None:
-        """Take that a paused trial goes on."""
+        """Record that a paused trial continues."""
         self._members.by_number[number].status = "RUNNING"
 
 

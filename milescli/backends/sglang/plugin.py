@@ -1,9 +1,8 @@
 """SGLang's plug-in entry point (group `sglang.srt.plugins`): what engines that miles started need
 beyond stock SGLang.
 
-SGLang calls `register()` in every process that loads it, also in those that miles did not start:
-there it does nothing.
-"""
+SGLang calls `register()` in every process that loads it, also in those that miles did not start,
+where it does nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ has."""
 
 
 def register() -> None:
-    """Install our pieces. A piece that does not fit ends the process: an engine with half of them
-    would sample incorrectly."""
+    """Install the changes of miles. If one does not fit, the process ends: an engine with half of
+    them would sample incorrectly."""
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
@@ -46,7 +45,7 @@ def register() -> None:
     from milescli.backends.sglang.launch import key
 
     try:
-        if api_key := key.take():
+        if api_key := key.take_key():
             key.install(api_key)
         # else what the collector cannot reach is reported below an engine's last words
         atexit.register(gc.unfreeze)
@@ -85,8 +84,8 @@ def register() -> None:
 
 
 def _listen_on_given_address() -> None:
-    """Let the store where an engine's ranks meet listen on its given address; torch by default
-    listens on every interface."""
+    """Make the store through which an engine's ranks find each other listen on its given address;
+    by default torch listens on every interface."""
     # not `from torch.distributed import ...`, which gives a function of this name
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
     plain = rendezvous.TCPStore
@@ -108,8 +107,8 @@ def _listen_on_given_address() -> None:
 
 
 def _meet_at_reserved_ports() -> None:
-    """Reserve the port at which an engine's ranks meet. SGLang chooses a free port and binds it
-    seconds later: by then an outgoing connection of another process may have it."""
+    """Reserve the port through which an engine's ranks find each other. SGLang chooses a free port
+    and binds it seconds later: by then an outgoing connection of another process may use it."""
     from sglang.srt import server_args
 
     from milescli.platform.ports import free_ports
@@ -118,8 +117,8 @@ def _meet_at_reserved_ports() -> None:
 
 
 def _keep_load_file_with_the_process() -> None:
-    """SGLang maps a file of load figures under /dev/shm and leaves it there. Any file can be
-    mapped: ours lies in the engine's own temporary folder, which EngineServer removes."""
+    """Put SGLang's file of load figures, which it maps under /dev/shm and never removes, into the
+    engine's own temporary folder, which EngineServer removes. Any file can be mapped."""
     from sglang.srt.managers import load_snapshot
 
     def path_in_temp_dir(ipc_name: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import MachineError, MilesError
-from milescli.core.private import without_private, without_values
+from milescli.core.private import without_private, without_secret_values
 from milescli.recipe.store_url import PACKAGES, scheme_of
 
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -191,7 +191,7 @@ class ObjectStore:
     def _error_of(self, error: Exception, doing: str) -> StoreError:
         names = {kind.__name__ for kind in type(error).__mro__}
         shown, scheme = without_private(self.url), self._scheme
-        said = without_values(" ".join(str(error).split()), os.environ)[:_MOST_SAID]
+        said = without_secret_values(" ".join(str(error).split()), os.environ)[:_MOST_SAID]
         why = f"{doing}: {type(error).__name__}: {without_private(said)}"
         bucket = f"{scheme}://{shown.partition('://')[2].partition('/')[0]}"
         if scheme == "file":

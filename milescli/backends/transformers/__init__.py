@@ -1,2 +1,2 @@
-"""Hugging Face transformers: the independent witness of conversions. It never trains and never
+"""Hugging Face transformers: the independent reference for conversions. It never trains and never
 serves."""

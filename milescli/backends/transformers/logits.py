@@ -1,4 +1,4 @@
-"""Logits of Hugging Face folders by transformers' own implementation, in a process of its own:
+"""Logits of Hugging Face folders by transformers' own implementation, in a separate process:
 Megatron's CPU shim changes torch process-wide, and a model built beside it computes otherwise.
 `python -m milescli.backends.transformers.logits REQUEST.json`."""
 
@@ -13,19 +13,19 @@ from safetensors.torch import save_file
 from milescli.core.files import read_json
 
 
-def _mend_mamba(config, *, longest: int):
-    """Without CUDA kernels, transformers 5.12.1 differs from them (and from SGLang and Megatron) in
-    two things: it raises small time steps to `time_step_min`, and passes a wrong state from one
-    chunk to the next, so that its output depends on `chunk_size`."""
+def _patch_mamba(config, *, longest: int):
+    """Change two things in which, without CUDA kernels, transformers 5.12.1 differs from them (and
+    from SGLang and Megatron): it raises small time steps to `time_step_min`, and passes a wrong
+    state from one chunk to the next, so that its output depends on `chunk_size`."""
     config.time_step_min = 0.0
     config.chunk_size = max(config.chunk_size, longest)
     return config
 
 
-def _mend_indexer(config) -> None:
-    """transformers 5.12.1 rotates the halves of GLM-5's indexer, also where config.json says
-    `indexer_rope_interleave`, as GLM-5's does and SGLang heeds. It matters for sequences that are
-    longer than `index_topk`."""
+def _patch_indexer(config) -> None:
+    """Make transformers heed `indexer_rope_interleave`, as SGLang does: version 5.12.1 always
+    rotates the halves of GLM-5's indexer. It matters for sequences that are longer than
+    `index_topk`."""
     from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as module
 
     global _rotates_halves
@@ -46,9 +46,9 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[t
 
     config, key_mapping = _read_config(folder)
     if config.model_type == "nemotron_h":
-        config = _mend_mamba(config, longest=max(map(len, rows)))
+        config = _patch_mamba(config, longest=max(map(len, rows)))
     if config.model_type == "glm_moe_dsa":
-        _mend_indexer(config)
+        _patch_indexer(config)
     if getattr(config, "text_config", None) is not None:
         # its multimodal classes write and read the outer flag, its text classes the inner one
         config.text_config.tie_word_embeddings = config.tie_word_embeddings
@@ -68,10 +68,9 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[t
 
 
 def _read_config(folder: Path):
-    """(config, how names on disk are changed). A family that transformers lacks is loaded as the
-    one whose architecture it has: Kimi K2 says that its class is DeepSeek-V3's, and K2.5 holds such
-    a model under `language_model.`, which is loaded without its tower. MiMo's decoder is
-    Qwen2's."""
+    """Return (config, how names on disk are changed). A family that transformers lacks is loaded as
+    one with the same architecture: Kimi K2's class is DeepSeek-V3's; K2.5 holds such a model under
+    `language_model.`, which is loaded without its tower; MiMo's decoder is Qwen2's."""
     from transformers import AutoConfig
 
     raw = read_json(folder / "config.json")
@@ -89,7 +88,7 @@ def _read_config(folder: Path):
 
 
 def main() -> None:
-    """Serve REQUEST: {"threads", "jobs": [{"folder", "rows", "dtype", "out"}]}; `out` is a
+    """Execute REQUEST: {"threads", "jobs": [{"folder", "rows", "dtype", "out"}]}; `out` is a
     safetensors file of logits by number of the row."""
     request = read_json(Path(sys.argv[1]))
     torch.set_num_threads(request.get("threads", 1))

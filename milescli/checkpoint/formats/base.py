@@ -35,9 +35,9 @@ class Codec:
     scale_dtypes: tuple[torch.dtype, ...]
     fit: Callable[[Tensor, Tensor | None], tuple[Tensor, Parts]]
     """([..., rows, columns], largest magnitude of all tensors that share a global scale, None: of
-    this one) -> (float32 numbers on the format's grid, the scales that multiply them)"""
+    this one) -> (float32 numbers that the format can represent, the scales that multiply them)"""
     pack: Callable[[Tensor], Tensor]
-    """Numbers of the grid -> stored numbers."""
+    """Numbers that the format can represent -> stored numbers."""
     unpack: Callable[[Tensor], Tensor]
     """Stored numbers -> float32, before scaling."""
     scales: Callable[[Mapping[str, Tensor]], Tensor]
@@ -55,7 +55,7 @@ class Codec:
         return {"values": self.pack(numbers), **scales}
 
     def rounded(self, weight: Tensor, shared: Tensor | None = None) -> Tensor:
-        """Return `dequantise(quantise(weight))`, to the bit, without packing: float32."""
+        """Return `dequantise(quantise(weight))`, bit for bit, float32, without packing."""
         numbers, scales = self.fit(weight, shared)
         return numbers * expand(self.scales(scales), self.block, like=numbers, offset=(0, 0))
 
@@ -68,8 +68,8 @@ class Codec:
         return values * expand(self.scales(parts), self.block, like=values, offset=offset)
 
     def bound(self, weight: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        """Return [as weight] the largest |difference| from `dequantise(parts)` that rounding to
-        nearest allows."""
+        """Return [as weight] the largest |difference| from `dequantise(parts)` that is possible if
+        each number was rounded to the nearest."""
         scale = expand(self.scales(parts), self.block, like=weight, offset=(0, 0)).abs()
         return self.half_step(weight.float().abs() / scale) * scale * SLACK
 
@@ -153,9 +153,9 @@ def _with(shape: torch.Size, dim: int, length: int) -> list[int]:
 def row_chunks(
     codec: Codec, rows: int, columns: int, *, numbers: int = 2**19
 ) -> list[tuple[int, int]]:
-    """Split the rows into (first row, end) chunks of about `numbers` elements that end at block
-    boundaries. A weight processed in chunks takes little memory and reuses it: fresh pages cost
-    more than the arithmetic."""
+    """Return (first row, end) of chunks of about `numbers` elements that end at block boundaries. A
+    weight that is processed in chunks needs little memory and reuses it: fresh pages cost more than
+    the arithmetic."""
     block = codec.block[0] or rows
     length = max(numbers // max(columns, 1) // block, 1) * block
     return [(first, min(first + length, rows)) for first in range(0, rows, length)]
@@ -191,8 +191,8 @@ def dequantise_by_rows(
     columns: tuple[int, int],
     offset: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """Dequantise like `codec.dequantise`, chunk by chunk, columns [start:end] counted from the
-    first stored one, rounded to `dtype`."""
+    """Return `codec.dequantise(parts)` rounded to `dtype`, computed chunk by chunk. Returns columns
+    [start:end], counted from the first stored one."""
     values, scale = parts["values"], parts["scale"]
     out = torch.empty((*values.shape[:-1], columns[1] - columns[0]), dtype=dtype)
     if values.dim() > 2:

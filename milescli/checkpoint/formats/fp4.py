@@ -65,18 +65,19 @@ def unpack(stored: Tensor) -> Tensor:
 
 
 def half_step_e2m1(magnitude: Tensor) -> Tensor:
-    """Return half the distance between neighbouring numbers at `magnitude`; beyond 6, the error of
-    saturation, at most 1.5, when a scale among e4m3's lowest numbers was rounded down."""
+    """Return half the distance between neighbouring numbers at `magnitude`. Beyond 6, return the
+    error of saturation, which is at most 1.5 and occurs if a scale among e4m3's lowest numbers was
+    rounded down."""
     beyond = (magnitude - LARGEST).clamp(1.0, 1.5)
     return torch.where(magnitude < 2, 0.25, torch.where(magnitude < 4, 0.5, beyond))
 
 
 def _fit_nv(weight: Tensor, shared: Tensor | None) -> tuple[Tensor, Parts]:
-    """Return the numbers and scales, where the global scale is the smallest power of two with which
-    the largest block's scale rounds to e4m3. A power of two, where ModelOpt divides the largest
-    magnitude by 6 * 448, loses half of e4m3's lowest power of two, and makes the format a fixed
-    point: the rounded weights get the same global scale, whether it was kept or not, and bfloat16
-    represents each of them."""
+    """Return the numbers and scales. The global scale is the smallest power of two with which the
+    largest block's scale rounds to e4m3. ModelOpt divides the largest magnitude by 6 * 448 instead;
+    a power of two loses half of e4m3's lowest power of two, but makes the format a fixed point: the
+    rounded weights get the same global scale, whether it was stored or not, and bfloat16 represents
+    each of them."""
     maxima = block_maxima(weight, NV_BLOCK)
     largest = (maxima.max() if shared is None else shared).float()
     whole = smallest_power(largest / (LARGEST * ROUNDS_TO_LARGEST))
@@ -94,8 +95,8 @@ def _fit_nv(weight: Tensor, shared: Tensor | None) -> tuple[Tensor, Parts]:
 
 
 def _fit_mx(weight: Tensor, _: Tensor | None) -> tuple[Tensor, Parts]:
-    """Return the numbers and scales, where a scale is the smallest power of two with which the
-    largest number loses at most half a step, which makes the format a fixed point."""
+    """Return the numbers and scales. A scale is the smallest power of two with which the largest
+    number loses at most half a step, which makes the format a fixed point."""
     maxima = block_maxima(weight, MX_BLOCK)
     scale = smallest_power(maxima / (LARGEST + 1))
     scale = torch.where(maxima > 0, scale, torch.ones_like(maxima))

@@ -22,10 +22,10 @@ from milescli.checkpoint.formats.base import (
 LARGEST = 448.0
 """Largest number of float8_e4m3fn."""
 ROUNDS_TO_LARGEST = 464.0
-"""Numbers up to this lose at most half a step when rounded to 448. The smallest power of two that
-brings a block's largest number within this is chosen again for the rounded block, whose largest
-number is then between 240 and 448; measured against 448, a block that rounds to 224 would get half
-the scale."""
+"""Numbers up to this lose at most half a step when rounded to 448. The scale is the smallest power
+of two that brings a block's largest number within this. The rounded block then gets the same scale,
+since its largest number is between 240 and 448; measured against 448, a block that rounds to 224
+would get half the scale."""
 BLOCK = (128, 128)
 _SMALLEST_EXPONENT = -6
 _MANTISSA_BITS = 3

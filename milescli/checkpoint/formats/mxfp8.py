@@ -2,8 +2,8 @@
 v1.0, section 5.2), as SGLang stores it: `weight_scale_inv` in uint8.
 
 The scale is the smallest power of two with which the largest number loses at most half a step. The
-specification's example (section 6.3) rounds down, and truncates the largest numbers of most blocks.
-"""
+specification's example (section 6.3) rounds the scale down, which truncates the largest numbers of
+most blocks."""
 
 from __future__ import annotations
 

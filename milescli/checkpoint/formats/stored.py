@@ -23,7 +23,7 @@ def stored(
     plain: Callable[[str, Tensor], Tensor],
     where: str | None = None,
 ) -> Iterator[Named]:
-    """Yield (name, tensor) as the format stores them: the tensors that `choices` quantises, by
+    """Yield (name, tensor) as the folder stores them: the tensors that `choices` quantises, by
     `scheme`, and the others as `plain(name, tensor)` returns them. Tensors that share a global
     scale must be consecutive. With `where`, raises CheckpointError, which names it, for a weight
     that is not finite in its stored dtype."""
@@ -62,7 +62,7 @@ def _is_plain(name: str, choices: Mapping[str, Choice]) -> bool:
 def _units(
     tensors: Iterable[Named], choices: Mapping[str, Choice], *, together: bool
 ) -> Iterator[list[Named]]:
-    """Yield each tensor alone, or together with those that share its global scale."""
+    """Yield each tensor alone, or with the tensors that share its global scale."""
     waiting: list[Named] = []
     for name, tensor in tensors:
         if not together or _is_plain(name, choices):

@@ -23,8 +23,8 @@ _NUM_RECORDS = 6
 """Records of one tensor: five small ones and the data."""
 _MAX32 = 0xFFFFFFFF
 READ_AHEAD = 4096
-"""Bytes at both ends of a frame that `parse` needs; what torch.save writes there for one tensor is
-shorter."""
+"""Bytes at each end of a frame that `parse_frame` needs; torch.save writes fewer there for one
+tensor."""
 
 
 class NotFramed(ValueError):
@@ -57,7 +57,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Storage:
-    """Represents the storage in the written pickle."""
+    """Stands for a tensor's storage in the pickle that is written."""
 
     def __init__(self, dtype: torch.dtype, num_elements: int) -> None:
         self.dtype, self.num_elements = dtype, num_elements
@@ -216,7 +216,7 @@ def framing_sizes(
     )
 
 
-def parse(head: bytes, tail: bytes, *, size: int, read: Callable[[int, int], bytes]) -> Frame:
+def parse_frame(head: bytes, tail: bytes, *, size: int, read: Callable[[int, int], bytes]) -> Frame:
     """Locate the tensor in a frame. `head`, `tail`: its first and last READ_AHEAD bytes; `size`: of
     the frame; `read`: maps (offset within the frame, length) to bytes, if more are needed. Raises
     NotFramed for anything but one tensor as torch.save writes it."""
@@ -244,7 +244,7 @@ def _parse(head: bytes, tail: bytes, *, size: int, read: Callable[[int, int], by
     offset, length = records[name]
     content = bytes_at(_data_of(bytes_at, offset), length)
     tensor = _Unpickler(io.BytesIO(content)).load()
-    if not isinstance(tensor, _Described):
+    if not isinstance(tensor, _PickledTensor):
         raise ValueError(f"it contains a {type(tensor).__name__}")
     data_record, available = records[name.removesuffix(".pkl") + "/" + tensor.key]
     if available < tensor.num_bytes_needed:
@@ -275,8 +275,8 @@ def _directory(content: bytes, count: int) -> dict[str, tuple[int, int]]:
 
 
 def _wide(extra: bytes, *, size: int, offset: int) -> tuple[int, int]:
-    """Return size and offset beyond 32 bits: uncompressed, compressed, offset, each only if its
-    32-bit field is full."""
+    """Return size and offset, from the extra field if they exceed 32 bits. It holds uncompressed
+    size, compressed size and offset, each only if its 32-bit field is full."""
     at = 0
     while at < len(extra):
         kind, length = struct.unpack("<HH", extra[at : at + 4])
@@ -301,8 +301,8 @@ def _data_of(bytes_at: Callable[[int, int], bytes], offset: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Described:
-    """What a pickled tensor says about itself."""
+class _PickledTensor:
+    """Describes a tensor as its pickle does."""
 
     dtype: torch.dtype
     key: str
@@ -321,8 +321,8 @@ class _Described:
 
 
 class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
-    """Knows the few names that a pickled tensor uses, and executes none of them. The unpickler in
-    Python: a single damaged byte makes the one in C allocate tens of GB for its memo."""
+    """Resolves the few names that a pickled tensor uses, and executes none of them. Pure Python: a
+    single damaged byte makes the unpickler in C allocate tens of GB for its memo."""
 
     def find_class(self, module: str, name: str) -> object:
         if module == "torch._utils" and name in (
@@ -361,8 +361,8 @@ def _typed(
     shape: Sequence[int],
     strides: Sequence[int],
     *rest: object,
-) -> _Described:
-    return _Described(storage[0], storage[1], first, tuple(shape), tuple(strides))
+) -> _PickledTensor:
+    return _PickledTensor(storage[0], storage[1], first, tuple(shape), tuple(strides))
 
 
 def _untyped(
@@ -373,9 +373,9 @@ def _untyped(
     grad: bool,
     hooks: object,
     dtype: torch.dtype,
-) -> _Described:
-    return _Described(dtype, storage[1], first, tuple(shape), tuple(strides))
+) -> _PickledTensor:
+    return _PickledTensor(dtype, storage[1], first, tuple(shape), tuple(strides))
 
 
-def _parameter(tensor: _Described, *rest: object) -> _Described:
+def _parameter(tensor: _PickledTensor, *rest: object) -> _PickledTensor:
     return tensor

@@ -14,7 +14,7 @@ import torch
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.engine_names import fused_names
 from milescli.models.facts import ModelFacts
-from milescli.models.transforms import concatenate, same
+from milescli.models.transforms import concatenate, identity
 
 _LAYER = re.compile(r"^decoder\.layers\.\d+\.")
 _EXPERT = re.compile(r"\.local_experts\.\d+\.")
@@ -56,7 +56,8 @@ class Item:
 
 
 def items_of(entry: Entry, table: WeightTable, *, stacked: bool) -> Iterator[Item]:
-    """Yield the items of one entry. With `stacked`, layers are alike."""
+    """Yield the items of one entry. `stacked`: all layers have the same shapes and are rows of one
+    tensor."""
     parts, whole = megatron_shapes(entry.rule, entry.facts)
     if entry.rule.suffixes:
         for number, (suffix, shape) in enumerate(zip(entry.rule.suffixes, parts, strict=True)):
@@ -75,7 +76,7 @@ def items_of(entry: Entry, table: WeightTable, *, stacked: bool) -> Iterator[Ite
     else:
         boxes = _boxes(entry, table, suffix="", start=0, shape=whole, whole=whole, stacked=stacked)
         yield Item(
-            entry=entry, part=0 if entry.rule.fuse is same else None, shape=whole, boxes=boxes
+            entry=entry, part=0 if entry.rule.fuse is identity else None, shape=whole, boxes=boxes
         )
 
 
@@ -117,8 +118,8 @@ def _boxes(
 
 
 def names_of(entry: Entry) -> tuple[str, ...]:
-    """Return the names of an entry in Megatron's checkpoints, with the layer's number, the name in
-    its local modules first; experts are rows of one tensor."""
+    """Return the names of an entry in Megatron's checkpoints, first that of its local modules, with
+    the layer's number; experts are rows of one tensor."""
     plain = _EXPERT.sub(".experts.", entry.megatron)
     mixer = "full" if entry.layer is None else entry.facts.layers[entry.layer].mixer
     fused = fused_names(plain, mixer=mixer)
@@ -156,8 +157,8 @@ def megatron_shapes(
     return tuple(tuple(part.shape) for part in parts), tuple(rule.fuse(parts, facts).shape)
 
 
-def incomplete(boxes: Iterable[Box]) -> str | None:
-    """Return the first key whose boxes overlap or leave a gap, with the fault; None if every key is
+def find_gap(boxes: Iterable[Box]) -> str | None:
+    """Return the first key whose boxes overlap or leave a gap, and the fault; None if every key is
     covered exactly once."""
     by_key: dict[str, list[Box]] = {}
     for box in boxes:
@@ -180,8 +181,7 @@ def incomplete(boxes: Iterable[Box]) -> str | None:
 
 
 def _gap(key: str, boxes: list[Box], whole: tuple[int, ...]) -> str | None:
-    """Return the fault, if boxes do not end where the next begins, along one dim after the
-    other."""
+    """Return the fault if, along some dim, a box does not end where the next begins."""
     if not whole:
         return None if len(boxes) == 1 else f"`{key}` has two tensors in one place"
     rows: dict[int, list[Box]] = {}

@@ -53,12 +53,12 @@ _NAMES = {
 }
 
 
-class _Refused(pickle.UnpicklingError):
+class _ForbiddenClass(pickle.UnpicklingError):
     pass
 
 
 class _Plain:
-    """Replaces Megatron's own additions, which hold plans of its next save."""
+    """Stands for Megatron's own additions, which hold plans of its next save."""
 
 
 _MEGATRONS = {
@@ -69,16 +69,16 @@ _MEGATRONS = {
 
 def _enum_member(kind: object, name: object) -> Enum:
     """Return a member of one of torch's enums: before Python 3.11.4, and in no later one, pickles
-    name it by `getattr`. Raises _Refused for anything else."""
+    name it by `getattr`. Raises _ForbiddenClass for anything else."""
     is_enum = isinstance(kind, type) and issubclass(kind, Enum) and kind.__module__ in _MODULES
     if not is_enum or name not in kind.__members__:
-        raise _Refused("builtins.getattr")
+        raise _ForbiddenClass("builtins.getattr")
     return kind[name]
 
 
 class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
-    """The unpickler in Python: a single damaged byte makes the one in C allocate tens of GB for its
-    memo. If this one reads a pickle, Megatron's own reader in C may read it, too."""
+    """Unpickles plain data in pure Python: a single damaged byte makes the unpickler in C allocate
+    tens of GB for its memo. What this one reads, Megatron's own reader in C may read, too."""
 
     dispatch: ClassVar = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
 
@@ -108,7 +108,7 @@ class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
             named, torch.dtype | torch.layout | torch.memory_format
         )
         if not plain and not (isinstance(named, type) and named.__module__ in _MODULES):
-            raise _Refused(f"{module}.{name}")
+            raise _ForbiddenClass(f"{module}.{name}")
         return named
 
 
@@ -120,7 +120,7 @@ def read_metadata(folder: Path) -> Metadata:
         with open_regular(path) as file:
             metadata = _PlainUnpickler(file).load()
         if not hasattr(metadata, "state_dict_metadata"):
-            raise _Refused(type(metadata).__name__)
+            raise _ForbiddenClass(type(metadata).__name__)
         _require_places(metadata)
     except OSError as error:
         raise CheckpointError(
@@ -128,7 +128,7 @@ def read_metadata(folder: Path) -> Metadata:
             why=f"`{METADATA_NAME}` cannot be read: {error.strerror}",
             fix="miles resume RUN   # uses the newest complete checkpoint",
         ) from error
-    except _Refused as error:
+    except _ForbiddenClass as error:
         raise CheckpointError(
             f"the checkpoint `{folder}` is not safe to read",
             why=f"`{METADATA_NAME}` would load `{error}`, which the trainer never writes, so "
@@ -146,8 +146,8 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def _require_files(folder: Path, metadata: Metadata) -> None:
-    """Raise CheckpointError if a path is no file: opening a FIFO would block for ever. The code
-    that needs a missing file reports it."""
+    """Raise CheckpointError if a path exists and is not a regular file: opening a FIFO would block
+    for ever. Missing files are reported by the code that needs them."""
     names = {info.relative_path for info in (metadata.storage_data or {}).values()}
     for name in sorted({*names, COMMON_NAME, CONFIG_NAME}):
         try:
@@ -163,7 +163,7 @@ def _require_files(folder: Path, metadata: Metadata) -> None:
 
 
 def _require_places(metadata: Metadata) -> None:
-    """Raise an error of any type if a field that the reader uses has another form than torch
+    """Raise an error of any type if a field that the reader uses does not have the form that torch
     writes."""
     for key, stored in metadata.state_dict_metadata.items():
         if isinstance(stored, TensorStorageMetadata):
@@ -196,7 +196,7 @@ _CONFIG = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class StoredItem:
     """Locates an item in a file."""
 
     item: Item
@@ -212,7 +212,7 @@ class Placed:
         return framing_sizes(self.dtype, self.item.frame_shapes)[1]
 
 
-def make_metadata(placed: Iterable[Placed], *, empty: tuple[str, int]) -> bytes:
+def make_metadata(placed: Iterable[StoredItem], *, empty: tuple[str, int]) -> bytes:
     """Return the bytes of `.metadata`. `empty`: (file, bytes) of the one extra state that all
     modules share."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from milescli.checkpoint.files import read_exactly, read_region
-from milescli.checkpoint.torch_dist.framing import READ_AHEAD, Frame, NotFramed, parse
+from milescli.checkpoint.torch_dist.framing import READ_AHEAD, Frame, NotFramed, parse_frame
 from milescli.checkpoint.torch_dist.metadata import CONFIG_NAME, read_metadata
 from milescli.core.errors import CheckpointError
 from milescli.core.files import read_json
@@ -46,14 +46,14 @@ class _Key:
 
 
 class TorchDistReader:
-    """Reads an open checkpoint folder. A context manager. Its CheckpointErrors name key and
+    """Reads tensors of a checkpoint folder. A context manager. Its CheckpointErrors name key and
     file."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder. Raises CheckpointError if it is no checkpoint, or its metadata are not
         torch's own plain data."""
         self.folder = folder
-        self.drops_behind = False
+        self.drops_cache = False
         """What was read is forgotten by the page cache."""
         self._metadata: Metadata = read_metadata(folder)
         _require_torch_dist(folder)
@@ -100,7 +100,7 @@ class TorchDistReader:
             touched = np.arange(len(stored.chunks))
         chunks = [stored.chunks[number] for number in touched]
         if not chunks:
-            raise self._torn(key, f"no piece of it covers {list(offsets)}")
+            raise self._corrupt_error(key, f"no piece of it covers {list(offsets)}")
         out: torch.Tensor | None = None
         covered = 0
         for chunk in chunks:
@@ -118,7 +118,7 @@ class TorchDistReader:
             covered += math.prod(c - a for a, c in zip(low, high, strict=True))
         assert out is not None
         if covered != math.prod(sizes):
-            raise self._torn(
+            raise self._corrupt_error(
                 key,
                 f"its pieces hold {covered} of the {math.prod(sizes)} numbers at {list(offsets)}",
             )
@@ -140,20 +140,20 @@ class TorchDistReader:
                     self._strided(file, begin, frame)[tuple(slice(*bounds) for bounds in ranges)]
                 )
             elif out.is_contiguous() and out.dtype is frame.dtype:
-                read_region(file, begin, frame.shape, ranges, out, forget=self.drops_behind)
+                read_region(file, begin, frame.shape, ranges, out, drop_cache=self.drops_cache)
             else:
                 piece = torch.empty(out.shape, dtype=frame.dtype)
-                read_region(file, begin, frame.shape, ranges, piece, forget=self.drops_behind)
+                read_region(file, begin, frame.shape, ranges, piece, drop_cache=self.drops_cache)
                 out.copy_(piece)
         except (OSError, EOFError, ValueError, OverflowError, RuntimeError) as error:
-            raise self._torn(key, f"`{chunk.file}`: {error}") from error
+            raise self._corrupt_error(key, f"`{chunk.file}`: {error}") from error
 
     def _strided(self, file: int, begin: int, frame: Frame) -> torch.Tensor:
         count = 1 + sum(
             (length - 1) * stride for length, stride in zip(frame.shape, frame.strides, strict=True)
         )
         flat = torch.empty(count, dtype=frame.dtype)
-        read_exactly(file, flat.view(torch.uint8), offset=begin, forget=self.drops_behind)
+        read_exactly(file, flat.view(torch.uint8), offset=begin, drop_cache=self.drops_cache)
         return flat.as_strided(frame.shape, frame.strides)
 
     def _key(self, key: str) -> _Key:
@@ -171,11 +171,11 @@ class TorchDistReader:
         for chunk in stored.chunks:
             info = places.get(tuple(chunk.offsets))
             if info is None:
-                raise self._torn(
+                raise self._corrupt_error(
                     key, f"the metadata do not say where its piece at {list(chunk.offsets)} is"
                 )
             if getattr(info, "transform_descriptors", None):
-                raise self._torn(
+                raise self._corrupt_error(
                     key,
                     f"its pieces are transformed by {info.transform_descriptors}, which is not "
                     "read here",
@@ -195,7 +195,7 @@ class TorchDistReader:
         sizes = np.array([chunk.sizes for chunk in chunks], dtype=np.int64).reshape(len(chunks), -1)
         whole = tuple(stored.size)
         if int(sizes.prod(axis=1).sum()) != math.prod(whole):
-            raise self._torn(
+            raise self._corrupt_error(
                 key,
                 f"its pieces hold {int(sizes.prod(axis=1).sum())} numbers, and it has "
                 f"{math.prod(whole)}",
@@ -221,13 +221,15 @@ class TorchDistReader:
 
         try:
             near = min(READ_AHEAD, chunk.length)
-            frame = parse(
+            frame = parse_frame(
                 read(0, near), read(chunk.length - near, near), size=chunk.length, read=read
             )
         except (OSError, NotFramed) as error:
-            raise self._torn(key, f"`{chunk.file}` at byte {chunk.begin}: {error}") from error
+            raise self._corrupt_error(
+                key, f"`{chunk.file}` at byte {chunk.begin}: {error}"
+            ) from error
         if frame.shape != chunk.sizes:
-            raise self._torn(
+            raise self._corrupt_error(
                 key,
                 f"`{chunk.file}` holds {list(frame.shape)}, and the metadata say "
                 f"{list(chunk.sizes)}",
@@ -240,16 +242,18 @@ class TorchDistReader:
             self._files.move_to_end(name)
             return self._files[name]
         if Path(name).name != name:
-            raise self._torn(key, f"`{name}` lies outside the folder")
+            raise self._corrupt_error(key, f"`{name}` lies outside the folder")
         try:
             self._files[name] = os.open(self.folder / name, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
-            raise self._torn(key, f"`{name}` cannot be opened: {error.strerror}") from error
+            raise self._corrupt_error(
+                key, f"`{name}` cannot be opened: {error.strerror}"
+            ) from error
         if len(self._files) > _OPEN_FILES:
             os.close(self._files.popitem(last=False)[1])
         return self._files[name]
 
-    def _torn(self, key: str, why: str) -> CheckpointError:
+    def _corrupt_error(self, key: str, why: str) -> CheckpointError:
         return CheckpointError(
             f"the checkpoint `{self.folder}` is corrupt",
             why=f"`{key}` cannot be read: {why}",

@@ -37,7 +37,7 @@ class CheckpointWeights:
         return units
 
     def has(self, entry: Entry) -> bool:
-        """Return True if the checkpoint holds the entry (MTP layers may be missing)."""
+        """Return True if the checkpoint holds the entry. MTP layers may be missing."""
         return all(
             self._box(item) is not None for item in items_of(entry, self.table, stacked=True)
         )
@@ -52,7 +52,7 @@ class CheckpointWeights:
 
     def disk(self, entry: Entry) -> list[torch.Tensor]:
         """Return the disk tensors of an entry, or of one expert if they are stacked. Raises
-        CheckpointError if the checkpoint lacks it, is of another model, or is torn."""
+        CheckpointError if the checkpoint lacks it, belongs to another model, or is torn."""
         parts: list[torch.Tensor] = []
         for item in items_of(entry, self.table, stacked=True):
             box = self._require(item)

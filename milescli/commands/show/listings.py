@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from milescli.console.output import Output
     from milescli.core.registry import PlugPoint
     from milescli.listings.algorithms import AlgorithmRow, Learned
-    from milescli.listings.environments import Listed
+    from milescli.listings.environments import ListedPlugin
     from milescli.listings.models import FamilyRow, ModelNumbers
     from milescli.listings.recipes import RecipeRow
     from milescli.recipe.algorithms import Setting
@@ -277,7 +277,7 @@ NEXT = {
 
 def show_items(
     kind: str,
-    rows: Sequence[Listed],
+    rows: Sequence[ListedPlugin],
     *,
     packages: Sequence[tuple[Package, str | None]] = (),
     output: Output,

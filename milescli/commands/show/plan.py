@@ -13,7 +13,7 @@ from milescli.core.files import parse_json
 from milescli.core.units import GIB, format_bytes, format_count, format_duration
 from milescli.plan.types import Forecast, Part, Plan, Slot
 from milescli.platform.environment import environment_rows
-from milescli.recipe.alerts import told_of
+from milescli.recipe.alerts import describe_alerts
 from milescli.recipe.keys import keys
 from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, value_at
@@ -138,7 +138,7 @@ def show_plan(
     }
     if price_per_gpu_hour is not None and plan.forecast is not None:
         payload["cost"] = cost(plan.forecast, price_per_gpu_hour)
-    if alerts := told_of(loaded.recipe.run):
+    if alerts := describe_alerts(loaded.recipe.run):
         payload["alerts"] = alerts
     if with_origins:
         payload["recipe"] = {

@@ -21,7 +21,7 @@ from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs.auxiliary_models import teacher_facts
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.planning import plan_only
-from milescli.simulate.assumptions import assumptions, doubts
+from milescli.simulate.assumptions import assumptions, find_warnings
 from milescli.simulate.candidates import Candidate, Comparison, reason, with_measured
 from milescli.simulate.measured import read_measured
 
@@ -61,7 +61,7 @@ def show_simulation(options: SimulationOptions, *, output: Output) -> None:
     if options.run is not None:
         measured = read_measured(open_run(find_run(options.run)))
         assume = with_measured(assume, measured)
-    for doubt in doubts(recipe, assume):
+    for doubt in find_warnings(recipe, assume):
         output.warn(doubt)
     if measured is not None and measured.plan.device_kind == "cpu":
         output.warn(

@@ -13,7 +13,7 @@ from milescli.console.output import Output
 from milescli.core.units import format_bytes, format_duration
 from milescli.recipe.store_url import is_store_url
 
-MOST_SHOWN = 6
+MAX_SHOWN_CHARS = 6
 """Number of processes or devices whose memory is shown."""
 
 
@@ -46,9 +46,9 @@ def memory_words(memory: object) -> str:
     each = [
         f"{one['worker']} {format_bytes(one['peak_bytes'])}"
         + (f" ({format_bytes(one['planned_bytes'])})" if one["planned_bytes"] else "")
-        for one in memory[:MOST_SHOWN]
+        for one in memory[:MAX_SHOWN_CHARS]
     ]
-    more = len(memory) - MOST_SHOWN
+    more = len(memory) - MAX_SHOWN_CHARS
     planned = " (planned)" if any(one["planned_bytes"] for one in memory) else ""
     return f"at most{planned}: " + ", ".join(each) + f", {more} more" * (more > 0) if each else ""
 

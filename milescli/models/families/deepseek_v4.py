@@ -1,5 +1,5 @@
 """Family DeepSeek-V4 (Flash and Pro): attention over a window and compressed positions,
-hyper-connections, and experts in every layer; in the first layers, the token's id chooses them.
+hyper-connections, and experts in every layer, which the token's id chooses in the first layers.
 Facts from its config. Megatron-Core 0.16.1 has no such model: the names are in its style."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """Parse the ModelFacts of a `deepseek_v4` config, as released or as transformers writes it.
-    Raises CheckpointError for what cannot be read."""
+    """Parse the ModelFacts of a `deepseek_v4` config, in the form of releases or of transformers.
+    Raises CheckpointError for fields that are missing or impossible."""
     for name, usual in (
         ("hidden_act", "silu"),
         ("attention_bias", False),
@@ -112,7 +112,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 def _score(config: Mapping[str, object]):
     function = config.get("scoring_func", "sqrtsoftplus")
     if function not in ("sqrtsoftplus", "softmax", "sigmoid"):
-        raise fields.unusable(
+        raise fields.unusable_field(
             "scoring_func", why=f"`{function}` is none of sqrtsoftplus, softmax, sigmoid"
         )
     return function
@@ -122,7 +122,9 @@ def _output_groups(config: Mapping[str, object]) -> int:
     groups = fields.number(config, "o_groups", default=8, kind=int)
     heads = fields.number(config, "num_attention_heads", kind=int)
     if groups < 1 or heads % groups:
-        raise fields.unusable("o_groups", why=f"{heads} heads cannot be cut into {groups} groups")
+        raise fields.unusable_field(
+            "o_groups", why=f"{heads} heads cannot be cut into {groups} groups"
+        )
     return groups
 
 
@@ -132,7 +134,9 @@ def _rates(config: Mapping[str, object]) -> dict[str, int]:
     for name, kind in (("compress_rate_csa", _SPARSE), ("compress_rate_hca", _HEAVY)):
         rates[kind] = fields.number(config, name, default=rates[kind], kind=int)
         if rates[kind] < 1:
-            raise fields.unusable("compress_rates", why=f"{rates[kind]} positions make no entry")
+            raise fields.unusable_field(
+                "compress_rates", why=f"{rates[kind]} positions make no entry"
+            )
     return rates
 
 
@@ -146,7 +150,7 @@ def _layers(
         # the last ratio of the releases is of the multi-token-prediction layer
         by_ratio = {0: "sliding_attention", 4: _SPARSE, 128: _HEAVY}
         if not isinstance(ratios, list):
-            raise fields.unusable(
+            raise fields.unusable_field(
                 "compress_ratios",
                 why="neither it nor `layer_types` describes the attention of the layers",
             )
@@ -165,7 +169,7 @@ def _layers(
             or (strange := [word for word in words if word not in known])
         ):
             why = f"{num_layers} layers need as many of {', '.join(known)}, and it is {words!r}"
-            raise fields.unusable(
+            raise fields.unusable_field(
                 name,
                 why=why
                 if not isinstance(words, list) or len(words) < num_layers

@@ -121,8 +121,8 @@ def _sparse(facts: ModelFacts, layer: int) -> bool:
 
 
 def _rule(hf: str | tuple[str, str], megatron: str, *dims: Size, **others: Any) -> Rule:
-    """Return the rule of a tensor of a layer, with its names in the releases and in transformers.
-    Arguments: as for `tensor_rule`."""
+    """Return the rule of a layer's tensor, with its names in the releases and in transformers. The
+    arguments are those of `tensor_rule`."""
     names = _RELEASED + hf if isinstance(hf, str) else (_RELEASED + hf[0], _RELEASED + hf[1])
     own = tensor_rule(names, _MEGATRON + megatron, *dims, **others)
     return replace(
@@ -133,8 +133,8 @@ def _rule(hf: str | tuple[str, str], megatron: str, *dims: Size, **others: Any) 
 def _compressor(
     hf: str, megatron: str, head: Size, rate: Size, *, width: int, where: Where
 ) -> tuple[Rule, ...]:
-    """Return the rules of the module that compresses positions to entries. `width`: how many series
-    of entries it makes."""
+    """Return the rules of the module that compresses positions to entries. `width` is the number of
+    series of entries that it makes."""
 
     def made(facts: ModelFacts) -> int:
         return width * head(facts)

@@ -51,7 +51,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     )
     fields.refuse(text, "attn_logit_softcapping", unless=None, why="transformers ignores it")
     if multimodal and plain.logit_softcap is not None:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "final_logit_softcapping",
             why="transformers only caps the logits of this family in the stand-alone text model",
             fix="use a release without it",
@@ -131,7 +131,7 @@ def _as_released(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 def _mixers(config: Mapping[str, object], *, num_layers: int) -> tuple[Mixer, ...]:
     length = fields.number(config, "sliding_window_pattern", default=6, kind=int)
     if length < 1:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "sliding_window_pattern",
             why=f"the layers do not come in groups of {length}",
         )

@@ -85,7 +85,7 @@ def _layers(config: Mapping[str, object], plain: ModelFacts) -> tuple[Layer, ...
             config, "num_global_key_value_heads", default=num_kv_heads, kind=int
         )
     if num_kv_heads < 1 or plain.num_heads % num_kv_heads:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "num_global_key_value_heads",
             why=f"{plain.num_heads} query heads cannot share {num_kv_heads} key-value heads "
             "equally",

@@ -66,7 +66,7 @@ def _check_groups(*, num_experts: int, num_groups: int, topk_groups: int) -> Non
         or not 1 <= topk_groups <= num_groups
         or num_experts // num_groups < 2
     ):
-        raise fields.unusable(
+        raise fields.unusable_field(
             "n_group",
             why=f"{topk_groups} of {num_groups} equal groups, each of at least two of "
             f"{num_experts} experts, cannot be chosen",

@@ -41,9 +41,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def _shares_choice(config: Mapping[str, object], *, num_layers: int) -> tuple[bool, ...]:
-    """Return [num_layers] which layers reuse the positions of the layer before, from
-    `indexer_types`, or `index_topk_pattern`, or the step `index_topk_freq` from layer
-    `index_skip_topk_offset`."""
+    """Return [num_layers] booleans: True for a layer that reuses the positions of the layer before.
+    They come from `indexer_types`, or `index_topk_pattern`, or the step `index_topk_freq` from
+    layer `index_skip_topk_offset`."""
     listed = config.get("indexer_types") or config.get("index_topk_pattern")
     if listed is None:
         step = max(fields.number(config, "index_topk_freq", default=1, kind=int), 1)
@@ -51,7 +51,7 @@ def _shares_choice(config: Mapping[str, object], *, num_layers: int) -> tuple[bo
         return tuple(max(layer - first + 1, 0) % step != 0 for layer in range(num_layers))
     kinds = [_KINDS.get(kind, kind) for kind in listed] if isinstance(listed, list | str) else []
     if len(kinds) != num_layers or set(kinds) - {"full", "shared"} or kinds[0] == "shared":
-        raise fields.unusable(
+        raise fields.unusable_field(
             "indexer_types",
             why=f"it must be a list of {num_layers} times `full` or `shared` that starts with "
             "`full`",

@@ -74,7 +74,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     )
 
 
-def _untangle(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+def _deinterleave(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     """Split an expert's tensor [hidden, 2 * f], with columns gate 0, up 0, gate 1, up 1, ..., into
     gate [f, hidden] and up [f, hidden]; split a bias [2 * f] into [f] and [f]."""
     (tensor,) = tensors
@@ -82,13 +82,13 @@ def _untangle(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     return [rows[0::2], rows[1::2]]
 
 
-def _tangle(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Interleave gate and up to the form on disk; inverts `_untangle`."""
+def _interleave(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """Interleave gate and up to the form on disk; inverts `_deinterleave`."""
     rows = join([part.unsqueeze(1) for part in parts], dim=1).flatten(0, 1)
     return [rows.mT if rows.dim() == 2 else rows]
 
 
-def _turn(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+def _transpose(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     """Transpose the tensors: [input, output] <-> [output, input]."""
     return [tensor.mT for tensor in tensors]
 
@@ -111,8 +111,8 @@ _EXPERT_UP = Rule(
     fuse=concatenate,
     split=halve,
     stacked=True,
-    unpack=_untangle,
-    pack=_tangle,
+    unpack=_deinterleave,
+    pack=_interleave,
 )
 _EXPERT_UP_BIAS = replace(
     _EXPERT_UP,
@@ -127,8 +127,8 @@ _EXPERT_DOWN = tensor_rule(
     hidden,
     sharding=EXPERT_ROW,
     stacked=True,
-    unpack=_turn,
-    pack=_turn,
+    unpack=_transpose,
+    pack=_transpose,
 )
 _EXPERT_DOWN_BIAS = tensor_rule(
     _HF + "mlp.experts.down_proj_bias", _EXPERT + "linear_fc2.bias", hidden, stacked=True

@@ -21,7 +21,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         return replace(deepseek_v3.facts(config), family="kimi_k2")
     text = config.get("text_config")
     if not isinstance(text, Mapping):
-        raise fields.unusable(
+        raise fields.unusable_field(
             "text_config",
             why=f"a multimodal Kimi must describe its text model there, but it is {text!r}",
             fix="download the model again",

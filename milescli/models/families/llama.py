@@ -69,7 +69,7 @@ def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -
         read["rope"] = fields.rope(config)
     model = ModelFacts(family=family, **{**read, **known})  # type: ignore[arg-type]
     if model.num_kv_heads < 1 or model.num_heads % model.num_kv_heads:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "num_key_value_heads",
             why=f"{model.num_heads} query heads cannot share {model.num_kv_heads} key-value heads "
             "equally",

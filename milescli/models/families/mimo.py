@@ -12,7 +12,7 @@ from milescli.models.base import COLUMN, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.models.families import llama, qwen2
 from milescli.models.tensor_rules import hidden
-from milescli.models.transforms import swap_columns, swap_columns_back
+from milescli.models.transforms import swap_columns, unswap_columns
 
 _MTP = "model.mtp_layers.{mtp}."
 
@@ -43,7 +43,7 @@ def table(facts: ModelFacts) -> WeightTable:
             sharding=COLUMN,
         ),
         fuse=swap_columns,
-        split=swap_columns_back,
+        split=unswap_columns,
     )
     mtp = (
         layers.mtp_part(_MTP + "token_layernorm.weight", "enorm.weight", hidden),

@@ -21,10 +21,10 @@ _SYMBOLS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 def facts(config: Mapping[str, object]) -> ModelFacts:
     """Parse the ModelFacts of a `nemotron_h` config. Raises CheckpointError for what the trainer
     cannot compute."""
-    _refuse_what_no_release_has(config)
+    _refuse_unreleased(config)
     kinds = _pattern(config, "layers_block_type", "hybrid_override_pattern")
     if not kinds:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "hybrid_override_pattern",
             why="neither it nor `layers_block_type` describes the layers of the model",
         )
@@ -60,7 +60,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     return replace(model, **_experts(config)) if "moe" in kinds else model
 
 
-def _refuse_what_no_release_has(config: Mapping[str, object]) -> None:
+def _refuse_unreleased(config: Mapping[str, object]) -> None:
     unlike = "no release has it, so nothing could be compared with"
     for name, usual in (
         ("mamba_hidden_act", "silu"),
@@ -112,7 +112,7 @@ def _pattern(config: Mapping[str, object], listed: str, symbols: str) -> tuple[s
     )
     for kind in kinds:
         if kind not in KINDS:
-            raise fields.unusable(
+            raise fields.unusable_field(
                 symbols,
                 why=f"`{kind}` is not a kind of layer; the kinds are "
                 f"{', '.join(f'{word} ({sign})' for sign, word in _SYMBOLS.items())}",

@@ -136,7 +136,7 @@ _MOE = (
     ),
 )
 _OF_KIND = {"mamba": mamba2.RULES, "attention": _ATTENTION, "mlp": _MLP, "moe": _MOE}
-_SPELT_BY_TRANSFORMERS = replace(layers.EMBEDDING, hf=("backbone.embedding.weight",))
+_TRANSFORMERS_EMBEDDING = replace(layers.EMBEDDING, hf=("backbone.embedding.weight",))
 """Rule with the name `backbone.embedding.weight`, which transformers 5.12.1 writes; it reads
 `backbone.embeddings.weight`."""
 
@@ -144,7 +144,7 @@ _SPELT_BY_TRANSFORMERS = replace(layers.EMBEDDING, hf=("backbone.embedding.weigh
 def table(facts: ModelFacts) -> WeightTable:
     """Map the names and transforms of every weight."""
     embedding = replace(
-        layers.EMBEDDING, hf=("model.embeddings.weight",), alternatives=(_SPELT_BY_TRANSFORMERS,)
+        layers.EMBEDDING, hf=("model.embeddings.weight",), alternatives=(_TRANSFORMERS_EMBEDDING,)
     )
     final_norm = replace(
         layers.FINAL_NORM, hf=("model.norm_f.weight",), megatron="decoder.final_norm.weight"

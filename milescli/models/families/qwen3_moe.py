@@ -19,7 +19,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     num_experts = fields.number(config, "num_experts", "num_local_experts", kind=int)
     topk = fields.number(config, "num_experts_per_tok", kind=int)
     if not 1 <= topk <= num_experts:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "num_experts_per_tok",
             why=f"{topk} of {num_experts} experts cannot be chosen",
             fix="correct config.json",

@@ -62,24 +62,24 @@ def table(facts: ModelFacts) -> WeightTable:
     return replace(plain, rules=(*tower, *layers.prefixed(rules, _NAMES)))
 
 
-def _turn(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+def _transpose(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     """Transpose the tensors: [input, output] <-> [output, input]."""
     return [tensor.mT for tensor in tensors]
 
 
-def _turn_and_split(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+def _transpose_and_split(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     """Split [hidden_size, 2 * width] into gate and up, [width, hidden_size] each."""
-    return split_halves(_turn(tensors, facts), facts)
+    return split_halves(_transpose(tensors, facts), facts)
 
 
-def _join_and_turn(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Join gate and up, and transpose; inverts `_turn_and_split`."""
+def _join_and_transpose(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """Join gate and up, and transpose; inverts `_transpose_and_split`."""
     return [join(parts, dim=0).mT]
 
 
 def _released(rule: Rule) -> Rule:
-    """Return the rule of experts as releases and engines have them, [experts, input, output].
-    Alternatives: transformers writes [experts, output, input] under the same names, and quantised
+    """Return the rule of experts in the form of releases and engines, [experts, input, output]. Its
+    alternatives: transformers writes [experts, output, input] under the same names, and quantised
     releases store each expert separately."""
     (stacked,) = (form for form in rule.alternatives if form.stacked)
     is_up = len(rule.hf) == 2
@@ -90,8 +90,8 @@ def _released(rule: Rule) -> Rule:
             if is_up
             else (lambda f: (f.moe_ffn_hidden_size, f.hidden_size))
         ),
-        unpack=_turn_and_split if is_up else _turn,
-        pack=_join_and_turn if is_up else _turn,
+        unpack=_transpose_and_split if is_up else _transpose,
+        pack=_join_and_transpose if is_up else _transpose,
     )
     return replace(turned, alternatives=(stacked, replace(rule, alternatives=())))
 

@@ -25,7 +25,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     return llama.plain_facts(
         config,
         family="smollm3",
-        layers=tuple(Layer(unrotated=not turns) for turns in _turned(config)),
+        layers=tuple(Layer(unrotated=not turns) for turns in _rotating_layers(config)),
         num_kv_heads=fields.number(config, "num_key_value_heads", default=4, kind=int),
         tied_embeddings=fields.number(config, "tie_word_embeddings", default=True, kind=bool),
         rope=fields.rope(config, theta=2_000_000.0),
@@ -35,15 +35,15 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     )
 
 
-def _turned(config: Mapping[str, object]) -> list[bool]:
-    """Return [num_layers] which layers rotate queries and keys."""
+def _rotating_layers(config: Mapping[str, object]) -> list[bool]:
+    """Return [num_layers] booleans: True for a layer that rotates queries and keys."""
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     named = config.get("no_rope_layers")
     if named is None:
         every = fields.number(config, "no_rope_layer_interval", default=4, kind=int)
         return [(layer + 1) % every != 0 for layer in range(num_layers)]
     if not isinstance(named, list) or len(named) < num_layers:
-        raise fields.unusable(
+        raise fields.unusable_field(
             "no_rope_layers",
             why=f"{num_layers} layers need one number each, but it is {named!r}",
         )

@@ -1,6 +1,6 @@
 """Reads a launcher in Python that hands one text of arguments to `execute_train`, as those of Miles
-do: computes that text for the defaults of its settings class, by a small evaluator of its own.
-Nothing of the file is run or imported; what only a run would know stays as `{its source}`."""
+do. Computes that text for the defaults of its settings class with a small evaluator, without
+running or importing anything of the file; what only a run would know stays as `{its source}`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from milescli.recipe.imports.shell import Command, Word
 CALL = "execute_train"
 _ARGUMENT, _SCRIPT = "train_args", "train_script"
 _FALSE = "get_env_enable_infinite_run"
-"""A function of Miles that returns False unless an environment variable is set."""
+"""Function of Miles that returns False unless an environment variable is set."""
 _FLAGS = re.compile(r"\{.*(?:args\(|--)")
-"""A placeholder for flags rather than for a value."""
+"""Pattern of a placeholder for flags rather than for a value."""
 _INHERITED = {"num_nodes": 1, "output_dir": "/root/shared_data", "extra_args": ""}
 """Defaults of the class that Miles's settings classes derive from."""
-_MOST_STEPS, _MOST_DEPTH, _LONGEST, _MOST_BITS = 200_000, 40, 1_000_000, 1_000
+_MAX_STEPS, _MAX_DEPTH, _MAX_CHARACTERS, _MAX_BITS = 200_000, 40, 1_000_000, 1_000
 """Bounds on evaluated nodes, on nested calls, on the characters of a text, and on a number."""
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -53,12 +53,12 @@ _METHODS = ("strip", "lower", "upper", "startswith", "endswith", "replace", "spl
 
 
 _ONE_WORD = str.maketrans({" ": "\u00a0", "\n": "\u00a0", "'": "\u2019", '"': "\u201d", "\\": None})
-"""Keeps a placeholder one word for the shell."""
+"""Translation that keeps a placeholder one word for the shell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A value that only a run knows."""
+    """Represents a value that only a run knows."""
 
     source: str
 
@@ -77,12 +77,12 @@ class _Returned(Exception):
         self.value = value
 
 
-class _TooMuch(Exception):
+class _BoundExceeded(Exception):
     """Reports that the evaluation reached a bound."""
 
 
 class _Object(dict[str, Any]):
-    """An instance of one of the file's data classes: field name -> value."""
+    """Represents an instance of one of the file's data classes: field name -> value."""
 
     def __init__(self, kind: ast.ClassDef | None, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -91,7 +91,7 @@ class _Object(dict[str, Any]):
 
 @dataclass(slots=True)
 class _Launcher:
-    """State of the evaluation of one file."""
+    """Holds the state of the evaluation of one file."""
 
     names: dict[str, Any] = field(default_factory=dict)
     """Values of the names of the module."""
@@ -122,7 +122,7 @@ def read_launcher(
     launcher, warnings = _Launcher(), list[str]()
     try:
         _evaluate(launcher, tree, changes)
-    except (_TooMuch, RecursionError):
+    except (_BoundExceeded, RecursionError):
         warnings.append(f"{file} computes too much to be read to its end")
     if launcher.text is None:
         return Command(program=CALL), [*warnings, f"{file}: the arguments were not found"]
@@ -147,11 +147,12 @@ def read_launcher(
     return Command(program=launcher.script, words=made), warnings
 
 
-def computed(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the value of an expression whose names have these values; Unknown if some are not."""
+def evaluate_expression(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of an expression whose names have these values; return Unknown if part of it
+    is unknown."""
     try:
         value = _value(_Launcher(), node, dict(names))
-    except (_TooMuch, RecursionError):
+    except (_BoundExceeded, RecursionError):
         return Unknown(ast.unparse(node))
     is_part = isinstance(value, str) and not isinstance(node, ast.Constant) and "{" in value
     return Unknown(ast.unparse(node)) if is_part or "Unknown(source=" in repr(value) else value
@@ -162,7 +163,8 @@ def _is_call(node: ast.AST) -> bool:
 
 
 def _line_of(flag: str, lines: list[str], ranges: list[tuple[int, int]]) -> int:
-    """Return the last evaluated line with the flag; 0 if none has it, as code assembles it."""
+    """Return the last evaluated line with the flag; return 0 if none has it, because code assembles
+    the flag."""
     found = 0
     for number, line in enumerate(lines, 1):
         at = line.find(flag)
@@ -189,15 +191,15 @@ def _evaluate(launcher: _Launcher, tree: ast.Module, changes: Mapping[str, Any])
             _run(launcher, [node], launcher.names)
     for start in starts:
         given = [
-            _made(launcher, launcher.classes[kind], changes, inherited=_INHERITED)
+            _instance(launcher, launcher.classes[kind], changes, inherited=_INHERITED)
             for one in start.args.args
             if (kind := ast.unparse(one.annotation) if one.annotation else "") in launcher.classes
         ]
         if launcher.text is None:
-            _called(launcher, start, given)
+            _call_function(launcher, start, given)
 
 
-def _made(
+def _instance(
     launcher: _Launcher,
     kind: ast.ClassDef,
     changes: Mapping[str, Any],
@@ -213,15 +215,15 @@ def _made(
     made |= {name: value for name, value in changes.items() if name in made}
     for one in kind.body:
         if isinstance(one, ast.FunctionDef) and one.name == "__post_init__":
-            _called(launcher, one, [made])
+            _call_function(launcher, one, [made])
     return made
 
 
-def _called(launcher: _Launcher, function: ast.FunctionDef, given: list[Any]) -> Any:
+def _call_function(launcher: _Launcher, function: ast.FunctionDef, given: list[Any]) -> Any:
     """Evaluate a function of the file; missing arguments get their defaults."""
     launcher.depth += 1
-    if launcher.depth > _MOST_DEPTH:
-        raise _TooMuch
+    if launcher.depth > _MAX_DEPTH:
+        raise _BoundExceeded
     arguments = function.args
     local: dict[str, Any] = {}
     names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
@@ -252,7 +254,7 @@ def _run(launcher: _Launcher, body: list[ast.stmt], names: dict[str, Any]) -> No
             case ast.AnnAssign(value=ast.expr() as value):
                 _assign(launcher, node.target, _value(launcher, value, names), names)
             case ast.AugAssign():
-                added = ast.BinOp(_as_loaded(node.target), node.op, node.value)
+                added = ast.BinOp(_as_expression(node.target), node.op, node.value)
                 source = ast.copy_location(added, node)
                 _assign(launcher, node.target, _value(launcher, source, names), names)
             case ast.Expr():
@@ -281,15 +283,17 @@ def _run_case(launcher: _Launcher, node: ast.Match, names: dict[str, Any]) -> No
         launcher.undecided.append(node.lineno)
         return
     for case in node.cases:
-        if case.guard is None and _fits(launcher, case.pattern, subject, names):
+        if case.guard is None and _matches(launcher, case.pattern, subject, names):
             _run(launcher, case.body, names)
             return
 
 
-def _fits(launcher: _Launcher, pattern: ast.pattern, subject: Any, names: dict[str, Any]) -> bool:
+def _matches(
+    launcher: _Launcher, pattern: ast.pattern, subject: Any, names: dict[str, Any]
+) -> bool:
     match pattern:
         case ast.MatchOr():
-            return any(_fits(launcher, one, subject, names) for one in pattern.patterns)
+            return any(_matches(launcher, one, subject, names) for one in pattern.patterns)
         case ast.MatchAs(pattern=None):
             if pattern.name is not None:
                 names[pattern.name] = subject
@@ -301,11 +305,11 @@ def _fits(launcher: _Launcher, pattern: ast.pattern, subject: Any, names: dict[s
         case ast.MatchSequence() if isinstance(subject, list):
             is_long = len(pattern.patterns) == len(subject)
             pairs = zip(pattern.patterns, subject, strict=False)
-            return is_long and all(_fits(launcher, one, part, names) for one, part in pairs)
+            return is_long and all(_matches(launcher, one, part, names) for one, part in pairs)
     return False
 
 
-def _as_loaded(target: ast.expr) -> ast.expr:
+def _as_expression(target: ast.expr) -> ast.expr:
     return ast.parse(ast.unparse(target), mode="eval").body
 
 
@@ -324,18 +328,18 @@ def _assign(launcher: _Launcher, target: ast.expr, value: Any, names: dict[str, 
 def _value(launcher: _Launcher, node: ast.expr, names: dict[str, Any]) -> Any:
     """Return the value of an expression, or Unknown."""
     launcher.steps += 1
-    if launcher.steps > _MOST_STEPS:
-        raise _TooMuch
+    if launcher.steps > _MAX_STEPS:
+        raise _BoundExceeded
     try:
-        value = _computed(launcher, node, names)
+        value = _evaluate_node(launcher, node, names)
     except (TypeError, ValueError, KeyError, IndexError, ArithmeticError, AttributeError):
         return Unknown(ast.unparse(node))
-    if isinstance(value, str) and len(value) > _LONGEST:
-        raise _TooMuch
+    if isinstance(value, str) and len(value) > _MAX_CHARACTERS:
+        raise _BoundExceeded
     return value
 
 
-def _computed(launcher: _Launcher, node: ast.expr, names: dict[str, Any]) -> Any:
+def _evaluate_node(launcher: _Launcher, node: ast.expr, names: dict[str, Any]) -> Any:
     def of(inner: ast.expr) -> Any:
         return _value(launcher, inner, names)
 
@@ -346,7 +350,7 @@ def _computed(launcher: _Launcher, node: ast.expr, names: dict[str, Any]) -> Any
         case ast.Name():
             return names.get(node.id, unknown)
         case ast.JoinedStr():
-            return "".join(_formatted(of, part) for part in node.values)
+            return "".join(_format_value(of, part) for part in node.values)
         case ast.List() | ast.Tuple():
             return [of(one) for one in node.elts]
         case ast.Dict():
@@ -359,14 +363,14 @@ def _computed(launcher: _Launcher, node: ast.expr, names: dict[str, Any]) -> Any
                 unknown if isinstance(chosen, Unknown) else of(node.body if chosen else node.orelse)
             )
         case ast.BoolOp():
-            return _either(of, node, unknown)
+            return _boolean_operation(of, node, unknown)
         case ast.UnaryOp():
             value = of(node.operand)
             if isinstance(value, Unknown):
                 return unknown
             return not value if isinstance(node.op, ast.Not) else -value
         case ast.BinOp() if type(node.op) in _BINARY:
-            return _joined(of(node.left), node.op, of(node.right), unknown)
+            return _binary_operation(of(node.left), node.op, of(node.right), unknown)
         case ast.Compare(ops=[op], comparators=[other]):
             left, right = of(node.left), of(other)
             if isinstance(left, Unknown) or isinstance(right, Unknown):
@@ -382,7 +386,7 @@ def _computed(launcher: _Launcher, node: ast.expr, names: dict[str, Any]) -> Any
     return unknown
 
 
-def _formatted(of: Callable[[ast.expr], Any], part: ast.expr) -> str:
+def _format_value(of: Callable[[ast.expr], Any], part: ast.expr) -> str:
     if not isinstance(part, ast.FormattedValue):
         return str(of(part))
     value = of(part.value)
@@ -391,7 +395,7 @@ def _formatted(of: Callable[[ast.expr], Any], part: ast.expr) -> str:
     return str(value) if isinstance(value, Unknown) or is_wide else format(value, spec)
 
 
-def _either(of: Callable[[ast.expr], Any], node: ast.BoolOp, unknown: Unknown) -> Any:
+def _boolean_operation(of: Callable[[ast.expr], Any], node: ast.BoolOp, unknown: Unknown) -> Any:
     is_or, value = isinstance(node.op, ast.Or), None
     for one in node.values:
         value = of(one)
@@ -402,7 +406,7 @@ def _either(of: Callable[[ast.expr], Any], node: ast.BoolOp, unknown: Unknown) -
     return value
 
 
-def _joined(left: Any, op: ast.operator, right: Any, unknown: Unknown) -> Any:
+def _binary_operation(left: Any, op: ast.operator, right: Any, unknown: Unknown) -> Any:
     """Compute a binary operation. A text keeps its known parts; texts are not repeated."""
     if isinstance(op, ast.Add) and (isinstance(left, str) or isinstance(right, str)):
         return f"{left}{right}"
@@ -412,8 +416,8 @@ def _joined(left: Any, op: ast.operator, right: Any, unknown: Unknown) -> Any:
     if isinstance(op, ast.Mult | ast.Mod) and not is_counted:
         return unknown
     times = max(1, right) if isinstance(op, ast.Pow) and isinstance(right, int) else 1
-    if isinstance(left, int) and left.bit_length() * times > _MOST_BITS:
-        raise _TooMuch
+    if isinstance(left, int) and left.bit_length() * times > _MAX_BITS:
+        raise _BoundExceeded
     return _BINARY[type(op)](left, right)
 
 
@@ -424,7 +428,7 @@ def _attribute(launcher: _Launcher, owner: Any, name: str, unknown: Unknown) -> 
         return owner[name]
     for one in owner.kind.body if owner.kind is not None else ():
         if isinstance(one, ast.FunctionDef) and one.name == name and one.decorator_list:
-            return _called(launcher, one, [owner])  # a property
+            return _call_function(launcher, one, [owner])  # a property
     return unknown
 
 
@@ -440,12 +444,12 @@ def _call(launcher: _Launcher, node: ast.Call, names: dict[str, Any], unknown: U
     if called in launcher.classes:
         kind = launcher.classes[called]
         fields = [ast.unparse(one.target) for one in kind.body if isinstance(one, ast.AnnAssign)]
-        return _made(launcher, kind, dict(zip(fields, given, strict=False)) | named)
+        return _instance(launcher, kind, dict(zip(fields, given, strict=False)) | named)
     if called in launcher.functions:
         function = launcher.functions[called]
         order = [one.arg for one in function.args.args]
         places = [named.get(name, Unknown(name)) for name in order[len(given) :] if name in named]
-        return _called(launcher, function, given + places)
+        return _call_function(launcher, function, given + places)
     if called.endswith(_FALSE):
         return False
     if called in ("os.environ.get", "os.getenv"):
@@ -457,8 +461,8 @@ def _call(launcher: _Launcher, node: ast.Call, names: dict[str, Any], unknown: U
     if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
         owner = _value(launcher, node.func.value, names)
         length = max((len(one) for one in given if isinstance(one, str | list)), default=1)
-        if isinstance(owner, str) and len(owner) * length > _LONGEST:
-            raise _TooMuch
+        if isinstance(owner, str) and len(owner) * length > _MAX_CHARACTERS:
+            raise _BoundExceeded
         if isinstance(owner, str | dict) and not isinstance(owner, _Object):
             return getattr(owner, node.func.attr)(*given)
     return unknown

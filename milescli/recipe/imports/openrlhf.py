@@ -1,19 +1,27 @@
-"""OpenRLHF: what its table (templates/imports/openrlhf.yaml) calls."""
+"""Implements the functions that the table of OpenRLHF (templates/imports/openrlhf.yaml) calls."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import NOTE, WARNS, Said, data_name, part_of, path_of, updates
+from milescli.recipe.imports.reading import ForeignConfig
+from milescli.recipe.imports.tables import (
+    NOTE,
+    WARNS,
+    RowResult,
+    data_name,
+    part_of,
+    path_of,
+    updates,
+)
 
 LONGEST_PROMPT = 4096
-"""The most tokens of the prompt where one bound covers prompt and response together."""
+"""Largest number of prompt tokens if one bound covers prompt and response together."""
 _LEAST, _UNBOUNDED = 1e-6, 1e9
 KL, FIX = "algo.kl", "algo.advantage.is_correction"
 
 
-def fits(found: Foreign) -> str:
+def fits(found: ForeignConfig) -> str:
     """Return how the configuration was recognised as OpenRLHF's; empty if it was not."""
     if "openrlhf" in found.program or _is_of(found, "ppo_ray"):
         return f"the script runs {found.program}"
@@ -21,30 +29,30 @@ def fits(found: Foreign) -> str:
     return "" if name is None else f"it sets {name}"
 
 
-def is_sft(found: Foreign) -> bool:
+def is_sft(found: ForeignConfig) -> bool:
     """Return True if the run trains on rows."""
     return _is_of(found, "sft")
 
 
-def is_dpo(found: Foreign) -> bool:
+def is_dpo(found: ForeignConfig) -> bool:
     """Return True if the run trains on pairs."""
     return _is_of(found, "dpo")
 
 
-def is_rm(found: Foreign) -> bool:
+def is_rm(found: ForeignConfig) -> bool:
     """Return True if the run trains a reward model."""
     return _is_of(found, "rm")
 
 
-def _is_of(found: Foreign, name: str) -> bool:
+def _is_of(found: ForeignConfig, name: str) -> bool:
     return f"train_{name}" in found.program
 
 
-def _is_rl(found: Foreign) -> bool:
+def _is_rl(found: ForeignConfig) -> bool:
     return not any(_is_of(found, name) for name in ("sft", "dpo", "rm", "kto", "kd"))
 
 
-def trains_rows(found: Foreign) -> Said:
+def trains_rows(found: ForeignConfig) -> RowResult:
     """Return the recipe keys of a run without rollout; empty for RL."""
     if _is_of(found, "sft"):
         return {"train.objective": "supervised"}
@@ -65,17 +73,17 @@ def trains_rows(found: Foreign) -> Said:
     return {"train.objective": "reward_model"} if _is_of(found, "rm") else {}
 
 
-def has_critic(found: Foreign) -> bool:
+def has_critic(found: ForeignConfig) -> bool:
     """Return True if a critic is trained."""
     return found.value("algo.advantage.estimator") == "gae"
 
 
-def lora(found: Foreign) -> bool:
+def lora(found: ForeignConfig) -> bool:
     """Return True if an adapter is trained."""
     return found.value("ds.lora.rank", 0) > 0
 
 
-def kl(value: Any, found: Foreign) -> Said:
+def kl(value: Any, found: ForeignConfig) -> RowResult:
     """Map the KL coefficient, and choose whether the loss or the reward has the KL term."""
     if not value:
         return {}
@@ -94,7 +102,7 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
 WHITENED = ("gae", "reinforce", "reinforce_baseline")
 
 
-def estimator(value: Any, found: Foreign) -> Said:
+def estimator(value: Any, found: ForeignConfig) -> RowResult:
     """Map the advantage estimator. Some estimators whiten advantages; with a KL term in the reward,
     all sum it over the later tokens."""
     said = ESTIMATORS.get(str(value))
@@ -111,7 +119,7 @@ def estimator(value: Any, found: Foreign) -> Said:
     return {**said, NOTE: "OpenRLHF centres advantages without scaling them: miles does neither"}
 
 
-def row_tokens(value: Any, found: Foreign) -> Said:
+def row_tokens(value: Any, found: ForeignConfig) -> RowResult:
     """Map `data.max_len`, which in RL bounds prompt and response together."""
     if not _is_rl(found):
         return {"data.max_row_tokens": value}
@@ -123,12 +131,12 @@ def row_tokens(value: Any, found: Foreign) -> Said:
     return {"data.max_prompt_tokens": left} if left > 0 else "bounds prompt and response together"
 
 
-def chat_template(value: Any, found: Foreign) -> Said:
+def chat_template(value: Any, found: ForeignConfig) -> RowResult:
     """Turn the chat template off if prompts are plain text."""
     return {} if value else {"data.chat_template": "none"}
 
 
-def split(value: Any, found: Foreign) -> Said:
+def split(value: Any, found: ForeignConfig) -> RowResult:
     """Map the split of a data set on the hub; a file has no split."""
     for name in ("data.prompt_dataset", "data.dataset"):
         data = data_name(found.value(name, ""))
@@ -137,14 +145,14 @@ def split(value: Any, found: Foreign) -> Said:
     return {}
 
 
-def asynchronous(value: Any, found: Foreign) -> Said:
+def asynchronous(value: Any, found: ForeignConfig) -> RowResult:
     """Map asynchronous training: rollout runs ahead by the queue's size, and the trainer computes
     the old log-probs."""
     ahead = int(found.value("train.async_queue_size", 1))
     return {"rollout.max_staleness": ahead, "train.old_logprobs": "trainer"} if value else {}
 
 
-def clip(value: Any, found: Foreign) -> Said:
+def clip(value: Any, found: ForeignConfig) -> RowResult:
     """Map the symmetric bounds of a reward model's score."""
     low, high = value
     if -low != high:
@@ -152,18 +160,18 @@ def clip(value: Any, found: Foreign) -> Said:
     return {"rollout.reward_model.clip": high} if found.value("reward.model_name_or_path") else {}
 
 
-def pairs(value: Any, found: Foreign) -> Said:
+def pairs(value: Any, found: ForeignConfig) -> RowResult:
     """Check that the loss of a reward model is the sigmoid loss."""
     return {} if value == "sigmoid" else f"takes the loss `{value}`: miles takes -log sigmoid"
 
 
-def epochs(value: Any, found: Foreign) -> Said:
+def epochs(value: Any, found: ForeignConfig) -> RowResult:
     """Map the epochs of a run on rows; in RL they repeat samples, and `batch` checks them."""
     return {} if _is_rl(found) else {"train.epochs": value}
 
 
-def batch(value: Any, found: Foreign) -> Said:
-    """Count updates: theirs are of samples."""
+def batch(value: Any, found: ForeignConfig) -> RowResult:
+    """Map the updates per step, which OpenRLHF counts in samples."""
     if not _is_rl(found):
         return {"rollout.prompts_per_step": value}
     if found.value("train.max_epochs", 1) != 1:
@@ -172,7 +180,7 @@ def batch(value: Any, found: Foreign) -> Said:
     return updates(prompts * float(found.value("rollout.n_samples_per_prompt")), float(value))
 
 
-def remote(value: Any, found: Foreign) -> Said:
+def remote(value: Any, found: ForeignConfig) -> RowResult:
     """Map a reward server; a Python file gives a note only."""
     if not str(value).startswith("http"):
         return f"{WARNS}scores by a file of Python: adapt it to miles's signature, and set " + (
@@ -181,14 +189,14 @@ def remote(value: Any, found: Foreign) -> Said:
     return {"rollout.reward": "remote", "rollout.remote_reward.url": value}
 
 
-def reward_model(value: Any, found: Foreign) -> Said:
+def reward_model(value: Any, found: ForeignConfig) -> RowResult:
     """Map the path of a reward model, unless another reward is set."""
     if found.value("reward.remote_url"):
         return "reward.remote_url scores"
     return {"rollout.reward": "reward_model", "rollout.reward_model.path": path_of(str(value))}
 
 
-def filter(value: Any, found: Foreign) -> Said:
+def filter(value: Any, found: ForeignConfig) -> RowResult:
     """Map dynamic filtering, which keeps groups whose mean reward lies strictly between two
     bounds."""
     if not value:
@@ -201,7 +209,7 @@ def filter(value: Any, found: Foreign) -> Said:
     }
 
 
-def correction(value: Any, found: Foreign) -> Said:
+def correction(value: Any, found: ForeignConfig) -> RowResult:
     """Map the importance weights between trainer and engine."""
     if not value:
         return {}
@@ -229,12 +237,12 @@ def correction(value: Any, found: Foreign) -> Said:
     }
 
 
-def overlong(value: Any, found: Foreign) -> Said:
+def overlong(value: Any, found: ForeignConfig) -> RowResult:
     """Map the penalty on long responses."""
     return {"rollout.shaping": "overlong", "rollout.overlong_buffer": int(value)}
 
 
-def min_lr(value: Any, found: Foreign) -> Said:
+def min_lr(value: Any, found: ForeignConfig) -> RowResult:
     """Map the minimum of the learning rate, a share of its peak."""
     if not str(found.value("actor.lr_scheduler")).startswith("cosine"):
         return {}

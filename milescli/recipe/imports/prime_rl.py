@@ -1,18 +1,18 @@
-"""prime-rl: what its table (templates/imports/prime-rl.yaml) calls."""
+"""Implements the functions that the table of prime-rl (templates/imports/prime-rl.yaml) calls."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import NOTE, Said, data_name, ratio
+from milescli.recipe.imports.reading import ForeignConfig
+from milescli.recipe.imports.tables import NOTE, RowResult, data_name, ratio
 
 SOURCE = "orchestrator.train.source"
 LONGEST_PROMPT = 4096
-"""The most tokens of the prompt where one bound covers prompt and response together."""
+"""Largest number of prompt tokens if one bound covers prompt and response together."""
 
 
-def fits(found: Foreign) -> str:
+def fits(found: ForeignConfig) -> str:
     """Return how the configuration was recognised as prime-rl's; empty if it was not."""
     if found.program.startswith("prime-rl "):
         return f"the script runs {found.program.removeprefix('prime-rl ')}"
@@ -24,50 +24,50 @@ def fits(found: Foreign) -> str:
     return ""
 
 
-def is_sft(found: Foreign) -> bool:
+def is_sft(found: ForeignConfig) -> bool:
     """Return True if the run trains on rows."""
     names = found.settings
     has_rows = any(name.startswith("data.") and name != "data.fake" for name in names)
     return has_rows and not any(name.startswith("orchestrator.") for name in names)
 
 
-def trains_rows(found: Foreign) -> Said:
+def trains_rows(found: ForeignConfig) -> RowResult:
     """Return the recipe keys of a run without rollout; empty for RL."""
     return {"train.objective": "supervised"} if is_sft(found) else {}
 
 
-def has_ipo(found: Foreign) -> bool:
+def has_ipo(found: ForeignConfig) -> bool:
     """Return True if the loss is not the default one."""
     return found.value("trainer.loss.type", "default") != "default"
 
 
-def has_warmup(found: Foreign) -> bool:
+def has_warmup(found: ForeignConfig) -> bool:
     """Return True if the schedule begins with a warm-up."""
     return found.value("trainer.scheduler.type", "constant") != "constant"
 
 
-def has_muon(found: Foreign) -> bool:
-    """Return True if Muon optimises."""
+def has_muon(found: ForeignConfig) -> bool:
+    """Return True if Muon is the optimizer."""
     return found.value("trainer.optim.type") == "muon"
 
 
-def has_sgd(found: Foreign) -> bool:
-    """Return True if SGD optimises."""
+def has_sgd(found: ForeignConfig) -> bool:
+    """Return True if SGD is the optimizer."""
     return found.value("trainer.optim.type") == "sgd"
 
 
-def has_lora(found: Foreign) -> bool:
+def has_lora(found: ForeignConfig) -> bool:
     """Return True if an adapter is trained."""
     return any(name.startswith("trainer.model.lora") for name in found.settings)
 
 
-def batch(value: Any, found: Foreign) -> Said:
+def batch(value: Any, found: ForeignConfig) -> RowResult:
     """Map the batch size, which counts samples, to prompts per step."""
     prompts = ratio(float(value), float(found.value("orchestrator.group_size", 1)))
     return prompts if isinstance(prompts, str) else {"rollout.prompts_per_step": prompts}
 
 
-def bound(value: Any, found: Foreign) -> Said:
+def bound(value: Any, found: ForeignConfig) -> RowResult:
     """Map the bound on prompt and response together: the prompt gets at most half of it."""
     prompt = min(LONGEST_PROMPT, int(value) // 2)
     turn = int(found.value("orchestrator.train.sampling.max_completion_tokens", 0))
@@ -77,7 +77,7 @@ def bound(value: Any, found: Foreign) -> Said:
     }
 
 
-def staleness(value: Any, found: Foreign) -> Said:
+def staleness(value: Any, found: ForeignConfig) -> RowResult:
     """Map the staleness bound: a step takes the groups that are finished, and drops stale ones."""
     if not value:
         return {"rollout.max_staleness": 0}
@@ -88,7 +88,7 @@ def staleness(value: Any, found: Foreign) -> Said:
     }
 
 
-def environment(value: Any, found: Foreign) -> Said:
+def environment(value: Any, found: ForeignConfig) -> RowResult:
     """Map the first environment, which also supplies the prompts; note any further ones."""
     options = _below(found, f"{SOURCE}.0.env")
     arguments = {name: one for name, one in options.pop("taskset", {}).items() if name != "id"}
@@ -108,7 +108,7 @@ def environment(value: Any, found: Foreign) -> Said:
     return said
 
 
-def _below(found: Foreign, prefix: str) -> dict[str, Any]:
+def _below(found: ForeignConfig, prefix: str) -> dict[str, Any]:
     """Return the settings below a name as nested mappings."""
     made: dict[str, Any] = {}
     for name, one in found.settings_below(prefix).items():
@@ -120,12 +120,12 @@ def _below(found: Foreign, prefix: str) -> dict[str, Any]:
     return made
 
 
-def filter(value: Any, found: Foreign) -> Said:
+def filter(value: Any, found: ForeignConfig) -> RowResult:
     """Map the filter that drops groups whose rewards are all equal."""
     return {"rollout.filter": "zero_variance" if value else "none"}
 
 
-def rows(value: Any, found: Foreign) -> Said:
+def rows(value: Any, found: ForeignConfig) -> RowResult:
     """Map a data set with its subset and split."""
     parts = [found.value(name) for name in ("data.subsets", "data.splits")]
     named = [str(one[0]) for one in parts if isinstance(one, list) and len(one) == 1]

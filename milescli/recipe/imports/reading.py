@@ -1,6 +1,6 @@
 """Reads a configuration of another framework into settings with their lines: a shell script, YAML
-with Hydra's interpolation, TOML, or the call of a config class in Python. Nothing is run, imported
-or fetched. Knows no framework's keys."""
+with Hydra's interpolation, TOML, or the call of a config class in Python. Runs, imports and fetches
+nothing. Knows no framework's keys."""
 
 from __future__ import annotations
 
@@ -16,41 +16,47 @@ from milescli.core.errors import RecipeError
 from milescli.core.files import parse_json
 from milescli.core.private import REMOVED, holds_secret
 from milescli.recipe import layers, reader
-from milescli.recipe.imports.launcher import Unknown, computed, is_launcher, read_launcher
+from milescli.recipe.imports.launcher import (
+    Unknown,
+    evaluate_expression,
+    is_launcher,
+    read_launcher,
+)
 from milescli.recipe.imports.shell import Command, Word, read_command
 
 SHELL, YAML, TOML, PYTHON = (".sh", ".bash"), (".yaml", ".yml"), (".toml",), (".py",)
 NOTEBOOK = ".ipynb"
-_AROUND = 4
-"""Folders around a script in which a file that it names is looked for."""
+_PARENT_LEVELS = 4
+"""Number of folders around a script that are searched for a file that it names."""
 _OTHERS = ("BitsAndBytesConfig", "GenerationConfig", "AutoConfig", "PeftConfig", "basicConfig")
 _ADAPTERS = ("LoraConfig", "get_peft_model")
-_OF_PARTS = {*_ADAPTERS, "ModelConfig"}
+_PART_CONFIGS = {*_ADAPTERS, "ModelConfig"}
 """Configuration classes of a part of the training (an adapter, a model), not of the training
 itself."""
-_SCORES = ("GRPOTrainer", "RLOOTrainer", "AsyncGRPOTrainer")
-"""Trainers whose second argument scores"""
+_REWARD_TRAINERS = ("GRPOTrainer", "RLOOTrainer", "AsyncGRPOTrainer")
+"""Trainers whose second argument is the reward."""
 _SECRET = re.compile(
     r"api_?key|wandb[._]key|authorization|password|secret|(auth|access|hub|hf)_?token$",
     re.IGNORECASE,
 )
-"""Names of keys whose values are in no recipe, and in no answer."""
-_WRITTEN = re.compile(
+"""Names of keys whose values appear neither in a recipe nor in output."""
+_HEREDOC_FILE = re.compile(
     r"\bcat\s*>\s*[\"']?([^\s\"']+)[\"']?\s*<<-?\s*[\"']?(\w+)[\"']?[^\n]*\n(.*?)^\s*\2\s*$",
     re.DOTALL | re.MULTILINE,
 )
-"""A here-document with which a script writes a file."""
-_SOURCED = re.compile(r"^\s*(?:source|\.)\s+[\"']?([^\s\"';&|]+)", re.MULTILINE)
+"""Pattern of a here-document with which a script writes a file."""
+_SOURCE_COMMAND = re.compile(r"^\s*(?:source|\.)\s+[\"']?([^\s\"';&|]+)", re.MULTILINE)
 _INTERPOLATION = re.compile(r"\$\{([^{}]+)\}")
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 _ENDS_FLAG = re.compile(r"--[A-Za-z][\w.-]*(=|$)|\+{0,2}[A-Za-z_]\w*\.[\w.]+=")
-"""A word that cannot be the value of the flag before it: another flag, or an override."""
+"""Pattern of a word that cannot be the value of the flag before it: another flag, or an
+override."""
 _OVERRIDE = re.compile(r"(?:\+{1,2}|~)?([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of another framework."""
+    """Describes one key of another framework."""
 
     name: str
     value: Any
@@ -59,8 +65,8 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Foreign:
-    """What files of another framework say."""
+class ForeignConfig:
+    """Holds the contents of files of another framework."""
 
     form: str = ""
     """shell, yaml, toml or python"""
@@ -83,7 +89,7 @@ class Foreign:
         self.settings[name] = Setting(name, value, where)
 
     def value(self, name: str, default: Any = None) -> Any:
-        """Return the value of a key; the default where it is not set or null."""
+        """Return the value of a key, or the default if it is not set or null."""
         found = self.settings.get(name)
         return default if found is None or found.value is None else found.value
 
@@ -97,10 +103,10 @@ class Foreign:
         }
 
 
-def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Foreign:
+def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> ForeignConfig:
     """Read files, of which later ones override earlier ones, then `overrides` (`a.b=c`). Raises
-    RecipeError for a file that is none of these forms, or not valid in its form."""
-    found, variables = Foreign(), dict[str, list[Word]]()
+    RecipeError for a file in no supported form, or one that is invalid in its form."""
+    found, variables = ForeignConfig(), dict[str, list[Word]]()
     for path in paths:
         if not path.exists():
             raise RecipeError(
@@ -128,7 +134,7 @@ def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Forei
             found.form = found.form or "shell"
             _add_sourced(path, text, variables)
             _add_command(found, read_command(text, variables), path.name)
-            _name_words(variables, path.name)
+            _set_file(variables, path.name)
             _add_named(found, path, text)
         else:
             raise RecipeError(
@@ -150,8 +156,8 @@ def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Forei
 
 
 def scalar(text: Any) -> Any:
-    """Return a value as YAML 1.2 reads it, lists and mappings on one line too; else the text. A
-    value that is no text stays."""
+    """Parse a value as YAML 1.2 does, including lists and mappings on one line; return the text if
+    that fails. A value that is not a text is returned unchanged."""
     if not isinstance(text, str):
         return text
     try:
@@ -175,14 +181,16 @@ def _plain(node: reader.YamlNode) -> Any:
 
 def _add_sourced(script: Path, text: str, variables: dict[str, list[Word]]) -> None:
     """Add the variables of files that a script sources, if they lie in its folder or around it."""
-    for match in _SOURCED.finditer(text):
+    for match in _SOURCE_COMMAND.finditer(text):
         parts = Path(match[1]).parts
         tails = [Path(*parts[at:]) for at in range(len(parts)) if parts[at] not in ("/", "..")]
-        places = (one / tail for tail in tails for one in script.absolute().parents[:_AROUND])
+        places = (
+            one / tail for tail in tails for one in script.absolute().parents[:_PARENT_LEVELS]
+        )
         file = next((one for one in places if _is_file(one) and one.suffix in SHELL), None)
         if file is not None and file != script.absolute():
             read_command(layers.read_text(file, what="configuration"), variables)
-            _name_words(variables, file.name)
+            _set_file(variables, file.name)
 
 
 def _is_file(path: Path) -> bool:
@@ -193,13 +201,13 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _name_words(variables: dict[str, list[Word]], file: str) -> None:
-    """Record in the words of a file which file they come from."""
+def _set_file(variables: dict[str, list[Word]], file: str) -> None:
+    """Record in the words of a file from which file they come."""
     for name, words in variables.items():
         variables[name] = [one if one.file else replace(one, file=file) for one in words]
 
 
-def _add_command(found: Foreign, command: Command, file: str) -> None:
+def _add_command(found: ForeignConfig, command: Command, file: str) -> None:
     found.program = command.program or found.program
     for name in command.unknown:
         found.warnings.append(
@@ -226,12 +234,12 @@ def _add_command(found: Foreign, command: Command, file: str) -> None:
             if values[:1] == ["@"] and len(values) == 2:
                 found.files.append((f"{key}.", values[1]))
             else:
-                found.add(key, _of_flag(parsed), where)
+                found.add(key, _flag_value(parsed), where)
         elif match := _OVERRIDE.fullmatch(word.text):
             found.add(match[1], scalar(match[2]), where)
 
 
-def _of_flag(values: list[Any]) -> Any:
+def _flag_value(values: list[Any]) -> Any:
     if not values:
         return True
     return values[0] if len(values) == 1 else values
@@ -240,10 +248,10 @@ def _of_flag(values: list[Any]) -> Any:
 # --- YAML and TOML
 
 
-def _add_named(found: Foreign, script: Path, text: str) -> None:
+def _add_named(found: ForeignConfig, script: Path, text: str) -> None:
     """Add the files that a script names as its configuration, below its own keys: with `@`,
-    `--config`, or Hydra's --config-path and --config-name. They are those that the script itself
-    writes, or lie in its folder or in one of those around it."""
+    `--config`, or Hydra's --config-path and --config-name. The script writes them itself, or they
+    are in its folder or in one of its parents."""
     name = str(found.value("config_name", "")).removesuffix(".yaml")
     told = str(found.value("config_path", "config")).rstrip("/")
     folders = (told.rpartition("/")[2], re.sub(r"^\$\{?\w+\}?/", "", told))
@@ -251,10 +259,12 @@ def _add_named(found: Foreign, script: Path, text: str) -> None:
     named += [[one] for one in found.files]
     config = str(found.value("config", ""))
     named += [[("", config)]] if config.endswith((*YAML, *TOML)) else []
-    written = {match[1]: match[3] for match in _WRITTEN.finditer(text)}
-    below = Foreign()
+    written = {match[1]: match[3] for match in _HEREDOC_FILE.finditer(text)}
+    below = ForeignConfig()
     for choices in named:
-        places = [(one, file) for one in script.absolute().parents[:_AROUND] for file in choices]
+        places = [
+            (one, file) for one in script.absolute().parents[:_PARENT_LEVELS] for file in choices
+        ]
         there = ((prefix, one / file) for one, (prefix, file) in places if _is_file(one / file))
         prefix, path = next(there, choices[0] if choices else ("", ""))
         inner = written.get(str(path)) if choices else None
@@ -271,7 +281,7 @@ def _add_named(found: Foreign, script: Path, text: str) -> None:
     found.warnings += below.warnings
 
 
-def _add_yaml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> None:
+def _add_yaml(found: ForeignConfig, text: str, path: Path, *, prefix: str = "") -> None:
     """Add the keys of a YAML file below `prefix`, and of the files that its defaults name
     (`folder@place: name`)."""
     root = reader.read(text, source=path.name)
@@ -306,7 +316,7 @@ def _add_yaml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> Non
             _flatten(found, f"{prefix}{name}", node, path.name)
 
 
-def _flatten(found: Foreign, name: str, node: reader.YamlNode, file: str) -> None:
+def _flatten(found: ForeignConfig, name: str, node: reader.YamlNode, file: str) -> None:
     if isinstance(node.value, dict) and node.value:
         for key, inner in node.value.items():
             _flatten(found, f"{name}.{key}", inner, file)
@@ -314,7 +324,7 @@ def _flatten(found: Foreign, name: str, node: reader.YamlNode, file: str) -> Non
         found.add(name, _plain(node), f"{file}:{node.line}")
 
 
-def _add_toml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> None:
+def _add_toml(found: ForeignConfig, text: str, path: Path, *, prefix: str = "") -> None:
     file = path.name
     try:
         table = tomllib.loads(text)
@@ -353,7 +363,7 @@ def _lines_of_toml(text: str) -> dict[str, int]:
     return lines
 
 
-def _resolve(found: Foreign) -> None:
+def _resolve(found: ForeignConfig) -> None:
     """Replace `${a.b}` by the value of that key, `${oc.env:NAME,default}` by the default."""
 
     def of(match: re.Match[str]) -> str:
@@ -376,7 +386,7 @@ def _resolve(found: Foreign) -> None:
 
 
 def _code_of(text: str, path: Path) -> str:
-    """Return the code of a notebook, without the lines that are for its shell."""
+    """Return the code of a notebook without the lines that are for its shell."""
     try:
         cells = parse_json(text)["cells"]
         code = [_lines_of(one["source"]) for one in cells if one["cell_type"] == "code"]
@@ -388,7 +398,7 @@ def _code_of(text: str, path: Path) -> str:
 
 
 def _lines_of(cell: Sequence[str]) -> str:
-    """Return a cell without its commands of the shell; nothing of one that is no Python."""
+    """Return a cell without its shell commands; return an empty text for one that is not Python."""
     lines = "".join(cell).splitlines()
     code = "\n".join("" if one.lstrip().startswith(("!", "%")) else one for one in lines)
     try:
@@ -398,7 +408,7 @@ def _lines_of(cell: Sequence[str]) -> str:
     return code
 
 
-def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) -> None:
+def _add_python(found: ForeignConfig, text: str, file: str, overrides: Sequence[str]) -> None:
     """Add the arguments of a launcher to `found`. If the module is not one, add the keywords of
     `SomethingConfig(...)`, of `SomethingTrainer(...)` as `trainer.NAME`, and of
     `load_dataset(...)`; names are replaced by what the module assigns to them."""
@@ -419,7 +429,7 @@ def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) 
         if isinstance(node, ast.Call):
             calls.append((ast.unparse(node.func).rpartition(".")[2], node))
     configs = _configs_of({called for called, _ in calls})
-    if not any(node.keywords for called, node in calls if called in configs - _OF_PARTS):
+    if not any(node.keywords for called, node in calls if called in configs - _PART_CONFIGS):
         _add_usage(found, tree, file)
     for called, node in calls:
         where = f"{file}:{node.lineno}"
@@ -442,7 +452,7 @@ def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) 
                 found.settings.setdefault("dataset_name", named)
 
 
-def _add_usage(found: Foreign, tree: ast.Module, file: str) -> None:
+def _add_usage(found: ForeignConfig, tree: ast.Module, file: str) -> None:
     """Add the first command that the module's docstring shows."""
     if ast.get_docstring(tree) is None:
         return
@@ -461,9 +471,9 @@ def _add_usage(found: Foreign, tree: ast.Module, file: str) -> None:
 def _arguments(
     node: ast.Call, called: str, known: Mapping[str, ast.expr]
 ) -> Iterator[tuple[str, Any, int]]:
-    """Yield the names, values and lines of a call's arguments: those of `**NAME` too, and the
-    trainer's by position."""
-    positions = ("model", *(("reward_funcs",) if called in _SCORES else ()))
+    """Yield the names, values and lines of a call's arguments, including those of `**NAME` and the
+    trainer's positional ones."""
+    positions = ("model", *(("reward_funcs",) if called in _REWARD_TRAINERS else ()))
     for name, one in zip(positions, node.args, strict=False):
         if called.endswith("Trainer"):
             yield name, _literal(one, known), one.lineno
@@ -483,16 +493,17 @@ def _arguments(
 
 
 def _configs_of(called: set[str]) -> set[str]:
-    """Return those of the called classes that configure the training: named after the trainer, or
-    else no class of a part."""
+    """Return the called classes that configure the training: those named after the trainer, or else
+    those that do not configure a part."""
     configs = {one for one in called if one.endswith("Config")} - set(_OTHERS)
     of_trainer = {one.removesuffix("Trainer") + "Config" for one in called}
-    return (configs & of_trainer or configs) | _OF_PARTS | {"TrainingArguments"}
+    return (configs & of_trainer or configs) | _PART_CONFIGS | {"TrainingArguments"}
 
 
 def _names_of(tree: ast.Module) -> dict[str, ast.expr]:
-    """Return what the module assigns to names; defaults of its functions' parameters; and those of
-    the options that it parses, and of the fields of its classes, as `args.NAME`."""
+    """Return what the module assigns to names: its own assignments, defaults of its functions'
+    parameters, and, as `args.NAME`, those of the options that it parses and of the fields of its
+    classes."""
     known, defaults = dict[str, ast.expr](), dict[str, ast.expr]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
@@ -503,7 +514,7 @@ def _names_of(tree: ast.Module) -> dict[str, ast.expr]:
             elif isinstance(target, ast.Tuple):  # `model, tokenizer = from_pretrained(...)`
                 pairs = [(target.elts[0], value)]
             names_of = [(one.id, told) for one, told in pairs if isinstance(one, ast.Name)]
-            known |= {name: told for name, told in names_of if not _changes(told, name)}
+            known |= {name: told for name, told in names_of if not _wraps_name(told, name)}
         elif isinstance(node, ast.FunctionDef):
             given = [*node.args.posonlyargs, *node.args.args][-len(node.args.defaults) or None :]
             pairs_of = zip(given, node.args.defaults, strict=False)
@@ -518,7 +529,7 @@ def _names_of(tree: ast.Module) -> dict[str, ast.expr]:
     return defaults | known
 
 
-def _changes(value: ast.expr, name: str) -> bool:
+def _wraps_name(value: ast.expr, name: str) -> bool:
     """Return True for a call `f(NAME, ...)`, which is read as the value of NAME."""
     given = value.args[:1] if isinstance(value, ast.Call) else []
     return [ast.unparse(one) for one in given] == [name]
@@ -544,4 +555,6 @@ def _literal(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 4) -> A
         first = [*node.args, *named][:1]
         return _literal(first[0], known, depth - 1) if first and depth else Unknown(source)
     inner = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} & set(known)
-    return computed(node, {one: _literal(known[one], known, depth - 1) for one in inner if depth})
+    return evaluate_expression(
+        node, {one: _literal(known[one], known, depth - 1) for one in inner if depth}
+    )

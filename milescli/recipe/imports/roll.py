@@ -1,4 +1,4 @@
-"""ROLL: what its table (templates/imports/roll.yaml) calls."""
+"""Implements the functions that the table of ROLL (templates/imports/roll.yaml) calls."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 import re
 from typing import Any
 
-from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import NOTE, WARNS, Said, path_of, share, updates
+from milescli.recipe.imports.reading import ForeignConfig
+from milescli.recipe.imports.tables import NOTE, WARNS, RowResult, path_of, share, updates
 
 ARGS = "actor_train.training_args"
 WEIGHT = "train_infer_correction.is_weight"
@@ -21,7 +21,7 @@ OF_STEPS = {
 }
 
 
-def fits(found: Foreign) -> str:
+def fits(found: ForeignConfig) -> str:
     """Return how the configuration was recognised as ROLL's; empty if it was not."""
     begins = ("actor_train.", "actor_infer.", "sft_train.", "student")
     name = next((one for one in found.settings if one.startswith(begins)), None)
@@ -29,7 +29,7 @@ def fits(found: Foreign) -> str:
     return f"it sets {name}" if name and has_model else ""
 
 
-def trains_rows(found: Foreign) -> Said:
+def trains_rows(found: ForeignConfig) -> RowResult:
     """Return the recipe keys of a run without rollout; empty for RL."""
     if distils_rows(found):
         return {"train.objective": "distillation"}
@@ -40,60 +40,60 @@ def trains_rows(found: Foreign) -> Said:
     return {"train.objective": "preference"} if of_pairs & names and not of_rl & names else {}
 
 
-def is_preference(found: Foreign) -> bool:
+def is_preference(found: ForeignConfig) -> bool:
     """Return True if the run trains on pairs."""
     return found.objective == "preference"
 
 
-def is_gigpo(found: Foreign) -> bool:
+def is_gigpo(found: ForeignConfig) -> bool:
     """Return True if the estimator is GiGPO, which gives turns their own advantages."""
     return found.value("adv_estimator") == "gigpo"
 
 
-def has_validation(found: Foreign) -> bool:
-    """Return True if the run is evaluated."""
+def has_validation(found: ForeignConfig) -> bool:
+    """Return True if the run has an evaluation."""
     return any(name.startswith("validation.") for name in found.settings)
 
 
-def distils_rows(found: Foreign) -> bool:
+def distils_rows(found: ForeignConfig) -> bool:
     """Return True if a student is distilled on rows; distillation on its own samples is RL."""
     return "teacher_pretrain" in found.settings
 
 
-def teacher(value: Any, found: Foreign) -> Said:
+def teacher(value: Any, found: ForeignConfig) -> RowResult:
     """Map the teacher's path; in RL the teacher replaces the reward."""
     said = {"train.distill.teachers": [{"path": path_of(str(value))}]}
     return said if distils_rows(found) else {**said, "rollout.reward": "none"}
 
 
-def of_teacher_alone(value: Any, found: Foreign) -> Said:
+def of_teacher_alone(value: Any, found: ForeignConfig) -> RowResult:
     """Map the weight of the teacher's loss beside the loss on the rows."""
     return {} if value == 1 else "adds the loss of the rows: here the teacher alone teaches"
 
 
-def at_one(value: Any, found: Foreign) -> Said:
+def at_one(value: Any, found: ForeignConfig) -> RowResult:
     """Check that the temperature of the distillation loss is 1."""
     return {} if value == 1 else "changes both distributions: here the distance is at temperature 1"
 
 
-def has_critic(found: Foreign) -> bool:
+def has_critic(found: ForeignConfig) -> bool:
     """Return True if a critic is trained."""
     return found.value("adv_estimator") == "gae" and TEACHER not in found.settings
 
 
-def in_loss(found: Foreign) -> bool:
+def in_loss(found: ForeignConfig) -> bool:
     """Return True if the loss has a KL term."""
     return bool(found.value("use_kl_loss"))
 
 
-def in_reward(found: Foreign) -> bool:
+def in_reward(found: ForeignConfig) -> bool:
     """Return True if the reward has a KL term."""
     return bool(found.value("add_token_level_kl")) and not in_loss(found)
 
 
-def estimator(value: Any, found: Foreign) -> Said:
+def estimator(value: Any, found: ForeignConfig) -> RowResult:
     """Map the estimator: ROLL centres and scales rewards by norm_*_type, then sums them over the
-    later tokens. With a teacher there is nothing to map: the teacher judges each token."""
+    later tokens. With a teacher there is nothing to map: the teacher scores each token."""
     if TEACHER in found.settings:
         return {}
     if value == "gae":
@@ -119,7 +119,7 @@ def estimator(value: Any, found: Foreign) -> Said:
     return said if std is None else f"{WARNS}`{value}` scales rewards that are not centred"
 
 
-def _norms(found: Foreign) -> tuple[str | None, str | None]:
+def _norms(found: ForeignConfig) -> tuple[str | None, str | None]:
     """Return over which samples rewards are centred, and over which they are scaled."""
     if not is_agentic(found):
         return found.value("norm_mean_type"), found.value("norm_std_type")
@@ -134,17 +134,17 @@ def _norms(found: Foreign) -> tuple[str | None, str | None]:
     )
 
 
-def turn_weight(value: Any, found: Foreign) -> Said:
+def turn_weight(value: Any, found: ForeignConfig) -> RowResult:
     """Map the weight of a turn's advantage, relative to the episode's weight."""
     return {"train.turn_weight": value / found.value("episode_reward_weight", 1.0)}
 
 
-def dual_clip(value: Any, found: Foreign) -> Said:
-    """Map ROLL's second clip, which lies at 1 + 2 `pg_clip`."""
+def dual_clip(value: Any, found: ForeignConfig) -> RowResult:
+    """Map ROLL's second clip, which is at 1 + 2 `pg_clip`."""
     return {"train.dual_clip": 1.0 + 2.0 * found.value("pg_clip", 0.2)} if value else {}
 
 
-def loss(value: Any, found: Foreign) -> Said:
+def loss(value: Any, found: ForeignConfig) -> RowResult:
     """Map the policy losses of ROLL's worker for off-policy samples."""
     if value == "ppo":
         return {"train.surrogate": "clip"}
@@ -165,7 +165,7 @@ def loss(value: Any, found: Foreign) -> Said:
     }
 
 
-def correction(value: Any, found: Foreign) -> Said:
+def correction(value: Any, found: ForeignConfig) -> RowResult:
     """Map the importance weights between trainer and engine."""
     level = found.value(f"{WEIGHT}.weight_type", "token")
     if not value or level == "segment":
@@ -178,7 +178,7 @@ def correction(value: Any, found: Foreign) -> Said:
     }
 
 
-def bound(value: Any, found: Foreign) -> Said:
+def bound(value: Any, found: ForeignConfig) -> RowResult:
     """Map the bound on prompt and response together; on rows, the bound on a row."""
     if found.objective:
         return {"data.max_row_tokens": value}
@@ -190,7 +190,7 @@ def bound(value: Any, found: Foreign) -> Said:
     return {"rollout.max_response_tokens": left} if left > 0 else "bounds prompt and response"
 
 
-def new_tokens(value: Any, found: Foreign) -> Said:
+def new_tokens(value: Any, found: ForeignConfig) -> RowResult:
     """Map the bound on a turn or a response; ROLL's bound on prompt and response together has
     precedence."""
     if is_agentic(found):
@@ -199,46 +199,46 @@ def new_tokens(value: Any, found: Foreign) -> Said:
     return {} if is_bounded or found.objective else {"rollout.max_response_tokens": value}
 
 
-def epochs(value: Any, found: Foreign) -> Said:
+def epochs(value: Any, found: ForeignConfig) -> RowResult:
     """Map the epochs where they set the run's length: SFT and distillation."""
     if _counts_epochs(found):
         return {"train.epochs": math.ceil(value)}
     return "counts passes over the data: max_steps ends the run"
 
 
-def steps(value: Any, found: Foreign) -> Said:
+def steps(value: Any, found: ForeignConfig) -> RowResult:
     """Map the number of steps, unless epochs set the run's length."""
     return {} if _counts_epochs(found) else {"train.steps": value}
 
 
-def _counts_epochs(found: Foreign) -> bool:
+def _counts_epochs(found: ForeignConfig) -> bool:
     return found.objective in ("supervised", "distillation")
 
 
-def warmup(value: Any, found: Foreign) -> Said:
+def warmup(value: Any, found: ForeignConfig) -> RowResult:
     """Map the warm-up, which ROLL counts in updates, to steps."""
     times = accumulated(found.value(f"{ARGS}.{ACCUMULATION}", 1), found)
     each = times.get("train.updates_per_step", 1) if isinstance(times, dict) else 1
     return {"train.optimizer.warmup_steps": math.ceil(value / each)}
 
 
-def warmup_share(value: Any, found: Foreign) -> Said:
+def warmup_share(value: Any, found: ForeignConfig) -> RowResult:
     """Map the share of the steps that warm up, unless epochs set the run's length."""
     total = None if _counts_epochs(found) else found.value("max_steps")
     return share(value, total, "train.optimizer.warmup_steps")
 
 
-def is_rlvr(found: Foreign) -> bool:
+def is_rlvr(found: ForeignConfig) -> bool:
     """Return True if each sample answers a prompt, without an environment."""
     return not found.objective and not is_agentic(found)
 
 
-def is_agentic(found: Foreign) -> bool:
+def is_agentic(found: ForeignConfig) -> bool:
     """Return True if agents play episodes."""
     return any(name.startswith("train_env_manager.") for name in found.settings)
 
 
-def prompts(value: Any, found: Foreign) -> Said:
+def prompts(value: Any, found: ForeignConfig) -> RowResult:
     """Map the batch size, which counts prompts; for agents it counts episodes."""
     if not is_agentic(found):
         return {"rollout.prompts_per_step": value}
@@ -246,7 +246,7 @@ def prompts(value: Any, found: Foreign) -> Said:
     return {"rollout.prompts_per_step": max(1, int(value) // size)}
 
 
-def _ranks(found: Foreign) -> int:
+def _ranks(found: ForeignConfig) -> int:
     """Return the number of the trainer's data-parallel ranks."""
     mapping = str(found.value("actor_train.device_mapping", "list(range(0,1))"))
     if match := re.fullmatch(r"list\(range\((\d+),\s*(\d+)\)\)", mapping.replace(" ", "")):
@@ -260,7 +260,7 @@ def _ranks(found: Foreign) -> int:
     return max(1, devices // max(1, ulysses))
 
 
-def accumulated(value: Any, found: Foreign) -> Said:
+def accumulated(value: Any, found: ForeignConfig) -> RowResult:
     """Count updates of a step's samples."""
     if found.value("ppo_epochs", 1) != 1:
         return f"with ppo_epochs={found.value('ppo_epochs')}, miles would use each sample once"
@@ -274,7 +274,7 @@ def accumulated(value: Any, found: Foreign) -> Said:
     return {"train.updates_per_step": 1} if isinstance(said, str) and update > whole else said
 
 
-def staleness(value: Any, found: Foreign) -> Said:
+def staleness(value: Any, found: ForeignConfig) -> RowResult:
     """Map how many batches rollout may run ahead; the trainer then computes the old log-probs."""
     said = {"rollout.max_staleness": math.ceil(value)}
     return {**said, "train.old_logprobs": "trainer"} if value else said

@@ -1,6 +1,6 @@
-"""Reads the arguments of a training command out of a shell script, without running anything:
+"""Reads the arguments of a training command out of a shell script without running anything:
 assignments, arrays, `${NAME:-default}`, `$((1024 * 2))`, continuations and comments. What only a
-shell knows (`$(nproc)`, a variable of the environment) stays as it is written."""
+shell knows (`$(nproc)`, an environment variable) stays unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 PRIME = ("rl", "sft")
-"""Programs of prime-rl that take a configuration, as `rl @ FILE`"""
+"""Programs of prime-rl that take a configuration, as in `rl @ FILE`."""
 _ENDS = {"\n", ";", "&", "|", "&&", "||", ";;"}
 _KEYWORDS = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "time"}
 _DECLARES = {"export", "readonly", "local", "declare"}
@@ -23,14 +23,14 @@ _BRACED = re.compile(r"([A-Za-z_]\w*|[1-9])(?:\[[@*]\])?(?::?[-=](.*))?", re.DOT
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*")
 _FUNCTION = re.compile(r"^[ \t]*(?:function[ \t]+)?(\w+)[ \t]*\(\)", re.MULTILINE)
 _POSITION = re.compile(r"\$\{?[1-9]\}?")
-_GOES_ON = "\r\n"
-"""A line continuation within quotes."""
+_CONTINUATION = "\r\n"
+"""Pattern of a line continuation within quotes."""
 _ARGUMENT = re.compile(r"--\w|\$\{\w+\[@\]\}|[\w+]+\.[\w.]+=")
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a script."""
+    """Represents one word of a script."""
 
     text: str
     line: int
@@ -42,7 +42,7 @@ class Word:
 
 @dataclass(slots=True)
 class Command:
-    """The command with which a script begins its training."""
+    """Describes the command with which a script starts its training."""
 
     program: str = ""
     """The module or the file that it runs."""
@@ -58,7 +58,7 @@ class Command:
 
 def read_command(text: str, variables: dict[str, list[Word]]) -> Command:
     """Return the training command of a script: the Python command with the most arguments.
-    `variables`: those of scripts that were read before; grows."""
+    `variables` holds those of scripts that were read before, and gets those of this one."""
     best, functions, loops = Command(), set(_FUNCTION.findall(text)), list[str]()
     for statement in _statements(text, variables):
         rest = list(itertools.dropwhile(lambda one: not _ARGUMENT.match(one.text), statement[1:]))
@@ -68,7 +68,7 @@ def read_command(text: str, variables: dict[str, list[Word]]) -> Command:
             loops.append(statement[1].text)
         if best.words and _ARGUMENT.match(statement[0].text):  # a continuation that was forgotten
             statement = [Word("-m", 0), Word(best.program, 0), *best.words, *statement]
-        for command in (_command(statement, variables), _in_another_shell(statement, variables)):
+        for command in (_command(statement, variables), _nested_command(statement, variables)):
             if command is not None and len(command.words) > len(best.words):
                 best = command
     numbers = {one.line for one in best.words if not one.file}
@@ -77,18 +77,19 @@ def read_command(text: str, variables: dict[str, list[Word]]) -> Command:
     return best
 
 
-def _in_another_shell(words: Sequence[Word], variables: dict[str, list[Word]]) -> Command | None:
+def _nested_command(words: Sequence[Word], variables: dict[str, list[Word]]) -> Command | None:
     """Return the command of `bash -c "..."`, with the lines of the script; None without one."""
     for name, text in itertools.pairwise(words):
         if re.fullmatch(r"-\w*c", name.text) and " " in text.text:
-            inner = read_command(text.text.replace(_GOES_ON, "\\\n"), dict(variables))
+            inner = read_command(text.text.replace(_CONTINUATION, "\\\n"), dict(variables))
             moved = [replace(one, line=one.line + text.line - 1) for one in inner.words]
             return Command(inner.program, moved, inner.unknown)
     return None
 
 
 def _statements(text: str, variables: dict[str, list[Word]]) -> Iterator[list[Word]]:
-    """Yield the words of each statement that is no assignment; assignments become variables."""
+    """Yield the words of each statement that is not an assignment; store assignments as
+    variables."""
     words, array, is_kept, branches = list[Word](), None, True, _Branches()
     for word in _words(text, variables):
         if array is not None:
@@ -119,7 +120,7 @@ def _statements(text: str, variables: dict[str, list[Word]]) -> Iterator[list[Wo
 
 @dataclass(slots=True)
 class _Branch:
-    """One branch of an `if` or a `case`, which is read or skipped."""
+    """Represents one branch of an `if` or a `case`, which is read or skipped."""
 
     is_read: bool = False
     chosen: bool | None = False
@@ -141,8 +142,8 @@ class _Branch:
 
 @dataclass(slots=True)
 class _Branches:
-    """The branches of `if`, `case`, `&&` and `||` around a place in the script. All branches of a
-    test that only a shell can decide are read."""
+    """Tracks the branches of `if`, `case`, `&&` and `||` around a place in the script. Reads all
+    branches of a test that only a shell can decide."""
 
     open: list[_Branch] = field(default_factory=list)
     last: bool | None = None
@@ -255,7 +256,7 @@ def _without_assignments(words: list[Word], variables: dict[str, list[Word]]) ->
     words. `A=1 B=2` sets both; `A=1 python x.py` sets A only for x.py, which makes no difference
     here. `for A in 1` sets A to the first value."""
     if [one.text for one in words[:3:2]] == ["for", "in"] and len(words) > 3:
-        values = [one for word in words[3:] for one in _spread(word, variables) or [word]]
+        values = [one for word in words[3:] for one in _expand_variable(word, variables) or [word]]
         if not re.search(r"[$*]", values[0].text):
             variables[words[1].text] = values[:1]
         return [*words[:3], *values]
@@ -271,17 +272,18 @@ def _without_assignments(words: list[Word], variables: dict[str, list[Word]]) ->
     return words[at:]
 
 
-def _spread(word: Word, variables: dict[str, list[Word]]) -> list[Word] | None:
-    """Return the words of a variable that stands alone; None if the word is no known variable."""
+def _expand_variable(word: Word, variables: dict[str, list[Word]]) -> list[Word] | None:
+    """Return the words of a variable that is a whole word; None if the word is not a known
+    variable."""
     match = re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\])?\}?", word.text)
     return variables.get(match[1]) if match is not None else None
 
 
 def _command(words: Sequence[Word], variables: dict[str, list[Word]]) -> Command | None:
-    """Return the part of a statement from its program on; None where it runs no Python."""
+    """Return the part of a statement from its program on; None if it does not run Python."""
     expanded, unknown = list[Word](), list[str]()
     for word in words:
-        if (values := _spread(word, variables)) is not None:
+        if (values := _expand_variable(word, variables)) is not None:
             expanded += values
         elif match := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", word.text):
             unknown.append(match[1])
@@ -362,7 +364,9 @@ def _piece(text: str, at: int, variables: dict[str, list[Word]]) -> tuple[str, i
         while at < len(text) and text[at] != '"':
             if text[at] == "\\" and at + 1 < len(text):
                 is_escape = text[at + 1] in '"\\$`'
-                parts += text[at + 1] if is_escape else text[at : at + 2].replace("\\\n", _GOES_ON)
+                parts += (
+                    text[at + 1] if is_escape else text[at : at + 2].replace("\\\n", _CONTINUATION)
+                )
                 at += 2
             else:
                 piece, at = _piece(text, at, variables) if text[at] == "$" else (text[at], at + 1)
@@ -381,7 +385,7 @@ def _expanded(text: str, at: int, variables: dict[str, list[Word]]) -> tuple[str
     """Expand `$NAME`, `${NAME:-default}` or `$((sum))`; `$(command)` stays."""
     if text.startswith("$((", at):
         end = _closing(text, at + 1, "()")
-        return _sum(text[at + 3 : end - 2], text[at:end], variables), end
+        return _arithmetic(text[at + 3 : end - 2], text[at:end], variables), end
     if text.startswith("$(", at):
         end = _closing(text, at + 1, "()")
         return text[at:end], end
@@ -431,7 +435,7 @@ _OPERATORS = {
 }
 
 
-def _sum(text: str, otherwise: str, variables: dict[str, list[Word]]) -> str:
+def _arithmetic(text: str, otherwise: str, variables: dict[str, list[Word]]) -> str:
     """Return the value of whole numbers, names of such and + - * / %; what is none of these
     stays."""
 

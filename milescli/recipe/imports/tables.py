@@ -38,18 +38,19 @@ from types import ModuleType
 from typing import Any
 
 from milescli.core.files import parse_yaml
-from milescli.recipe.imports.reading import Foreign, scalar
+from milescli.recipe.imports.reading import ForeignConfig, scalar
 from milescli.recipe.templates import templates_dir
 
-Said = dict[str, Any] | str
-"""Keys of a recipe with their values; or, as a text, why there are none. Empty: another key of
-theirs is read together with it."""
-Row = Callable[[Any, Foreign], Said]
+RowResult = dict[str, Any] | str
+"""Keys of a recipe with their values; or, as a text, why there are none. Empty: the key is read
+together with another one."""
+Row = Callable[[Any, ForeignConfig], RowResult]
 
 NOTE = "note"
 """Key of a row's result that is a note at the head of the recipe."""
 READ, WARNS = "READ", "!"
-"""Text of a group whose keys are read with another; beginning of a text that is a note, too."""
+"""READ: text of a group whose keys are read with another. WARNS: beginning of a text that is also a
+note."""
 TEXTS = {
     "WARM_UP": "is the share of all steps in which the learning rate rises, and their number is "
     "not in the configuration: set train.optimizer.warmup_steps",
@@ -68,14 +69,14 @@ TEXTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """The table of one framework."""
+    """Holds the table of one framework."""
 
     name: str
-    fits: Callable[[Foreign], str]
+    fits: Callable[[ForeignConfig], str]
     """Returns how a configuration was recognised as this framework's; empty if it was not."""
-    trains_rows: Callable[[Foreign], Said]
+    trains_rows: Callable[[ForeignConfig], RowResult]
     """Returns the recipe keys of a run without rollout; empty for RL."""
-    of_program: Callable[[Foreign], dict[str, Any]]
+    of_program: Callable[[ForeignConfig], dict[str, Any]]
     """Returns the keys that the program itself decides, whatever its settings."""
     rows: Mapping[str, Row]
     """Their key -> row; a later row overrides the keys of an earlier one."""
@@ -83,7 +84,7 @@ class Framework:
     """Prefix of keys that have no row -> what all these keys do."""
     defaults: Mapping[str, Any]
     """The framework's defaults that differ from those of a recipe."""
-    kinds: Sequence[tuple[Callable[[Foreign], object], Mapping[str, Any]]] = ()
+    kinds: Sequence[tuple[Callable[[ForeignConfig], object], Mapping[str, Any]]] = ()
     """Tests, each with the defaults that differ where the test is true."""
     aliases: Mapping[str, str]
     """Another name of a key -> the name that has the row. A name that ends with a dot renames a
@@ -103,7 +104,7 @@ class Framework:
                 return new + name[len(old) :]
         return name
 
-    def defaults_of(self, found: Foreign) -> dict[str, Any]:
+    def defaults_of(self, found: ForeignConfig) -> dict[str, Any]:
         """Return the defaults for what the configuration trains; null: the key has no default."""
         made = dict(self.defaults)
         for test, values in self.kinds:
@@ -154,13 +155,13 @@ def _text(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """Makes rows of rules."""
+    """Makes rows from rules."""
 
     module: ModuleType
-    choices: Mapping[str, Mapping[Any, Said]]
+    choices: Mapping[str, Mapping[Any, RowResult]]
     conditions: Mapping[str, str]
 
-    def test(self, name: str) -> Callable[[Foreign], object]:
+    def test(self, name: str) -> Callable[[ForeignConfig], object]:
         """Return the function with that name, or a function that returns the value of the
         framework's key."""
         return getattr(self.module, name, lambda found: found.value(name))
@@ -179,7 +180,7 @@ class _Rules:
             return getattr(self.module, rest, None) or globals()[rest]
         if word == "choose":
             name, _, what = rest.partition(": ")
-            return _chosen(self.choices[name], what=what)
+            return _choice_row(self.choices[name], what=what)
         if word == "with":
             return lambda value, found: {}
         if word in ("no", "warn"):
@@ -187,9 +188,9 @@ class _Rules:
         if word == "share":
             total, _, key = rest.partition(" ")
             return lambda value, found: share(value, found.value(total), key)
-        if word in _OF_VALUES:
+        if word in _VALUE_RULES:
             key, _, constant = rest.partition("=")
-            make = _OF_VALUES[word]
+            make = _VALUE_RULES[word]
             return lambda value, found: make(value, key.split(), constant)
         constants = [pair.partition("=") for pair in rule.split()]
         return lambda value, found: {
@@ -201,7 +202,7 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0
 
 
-_OF_VALUES: dict[str, Callable[[Any, list[str], str], Said]] = {
+_VALUE_RULES: dict[str, Callable[[Any, list[str], str], RowResult]] = {
     "set": lambda value, keys, constant: {keys[0]: scalar(constant)} if value else {},
     "switch": lambda value, keys, constant: {keys[0]: constant.split("|")[0 if value else 1]},
     "whole": lambda value, keys, constant: {keys[0]: int(value)} if isinstance(value, int) else {},
@@ -216,8 +217,8 @@ _OF_VALUES: dict[str, Callable[[Any, list[str], str], Said]] = {
 }
 
 
-def _chosen(choices: Mapping[Any, Said], *, what: str) -> Row:
-    def row(value: Any, found: Foreign) -> Said:
+def _choice_row(choices: Mapping[Any, RowResult], *, what: str) -> Row:
+    def row(value: Any, found: ForeignConfig) -> RowResult:
         known = value
         if isinstance(value, str):
             known = value.lower().replace("-", "_").rpartition(".")[2]
@@ -227,7 +228,7 @@ def _chosen(choices: Mapping[Any, Said], *, what: str) -> Row:
 
 
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_OF_MEGATRON = {
+_MEGATRON_MODULES = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_proj": ("o_proj",),
     "linear_fc1": _MLP[:2],
@@ -257,7 +258,7 @@ def path_of(text: str) -> str:
     return re.sub(r"^\$(HOME\b|\{HOME\})", "~", text)
 
 
-def share(value: float, total: Any, key: str) -> Said:
+def share(value: float, total: Any, key: str) -> RowResult:
     """Return the key as a share of the steps, if their number is known."""
     if value <= 0:
         return {}
@@ -266,18 +267,18 @@ def share(value: float, total: Any, key: str) -> Said:
 
 
 def part_of(whole: float, share: float) -> float:
-    """Return a share of a number, without the noise of binary fractions."""
+    """Return a share of a number without binary rounding noise."""
     return float(f"{whole * share:.9g}")
 
 
 def ratio(whole: float, part: float) -> int | str:
-    """Return how often `part` goes into `whole`; a reason if it does not divide it."""
+    """Return how many times `part` goes into `whole`, or the reason if it does not divide it."""
     if part > 0 and whole % part == 0:
         return int(whole // part)
     return f"{whole:g} does not divide by {part:g}"
 
 
-def updates(whole: float, part: float) -> Said:
+def updates(whole: float, part: float) -> RowResult:
     """Return the updates per step: `whole` samples or prompts a step, `part` an update."""
     number = ratio(whole, part)
     return number if isinstance(number, str) else {"train.updates_per_step": max(1, number)}
@@ -288,17 +289,17 @@ def names_of(value: Any) -> list[str]:
     words = value if isinstance(value, list) else str(value).split(",")
     names = [str(one).strip(" ,").rpartition(".")[2] for one in words]
     names = [one.replace("all_linear", "all-linear") for one in names if one]
-    made = [part for one in names for part in _OF_MEGATRON.get(one, (one,))]
+    made = [part for one in names for part in _MEGATRON_MODULES.get(one, (one,))]
     return list(dict.fromkeys(made))
 
 
-def trackers(value: Any, found: Foreign) -> Said:
+def trackers(value: Any, found: ForeignConfig) -> RowResult:
     """Map the trackers that the framework logs to."""
     named = value if isinstance(value, list) else [value]
     known = [one for one in ("tensorboard", "wandb", "mlflow", "trackio") if one in named]
     return {"run.trackers": known} if known else {}
 
 
-def recompute(value: Any, found: Foreign) -> Said:
+def recompute(value: Any, found: ForeignConfig) -> RowResult:
     """Map the activation recomputation of the backward pass."""
     return {"train.recompute": "full"} if value == "full" else TEXTS["KERNELS"]

@@ -1,4 +1,4 @@
-"""TRL: what its table (templates/imports/trl.yaml) calls."""
+"""Implements the functions that the table of TRL (templates/imports/trl.yaml) calls."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import math
 import re
 from typing import Any
 
-from milescli.recipe.imports.reading import Foreign
+from milescli.recipe.imports.reading import ForeignConfig
 from milescli.recipe.imports.tables import (
     NOTE,
     TEXTS,
     WARNS,
-    Said,
+    RowResult,
     data_name,
     part_of,
     ratio,
     share,
 )
 
-_TOLD = re.compile(r"\btrl (sft|dpo|grpo|kto|reward|rloo)\b")
-"""The `trl` command that a comment in a YAML file names."""
+_TRL_COMMAND = re.compile(r"\btrl (sft|dpo|grpo|kto|reward|rloo)\b")
+"""Pattern of the `trl` command that a comment in a YAML file names."""
 _KEYS = {"num_generations", "max_completion_length", "per_device_train_batch_size"}
 CLIP = "vllm_importance_sampling_clip"
 _SCHEDULES = {
@@ -49,10 +49,10 @@ _REFUSED = {
     "tpo": "learns from three responses of a prompt, for which miles has none",
     "ppo": "is PPO with a reward model: start from a recipe with `train.algorithm: ppo`",
 }
-"""Part of a trainer's name -> why there is no recipe of it."""
+"""Part of a trainer's name -> why no recipe can be made for it."""
 _KINDS = ("rloo", "grpo", "gspo", "sft", "dpo", "mpo", "kto", "orpo", "cpo", "reward", "_rm")
 _PAIRS = ("dpo", "mpo", "kto", "orpo", "cpo")
-_GROUP_LOSSES: dict[str, Said] = {
+_GROUP_LOSSES: dict[str, RowResult] = {
     "grpo": {"train.aggregation": "sequence_mean"},
     "dapo": {"train.aggregation": "token_mean"},
     "bnpo": {"train.aggregation": "token_mean"},
@@ -75,9 +75,9 @@ _LOSSES = {
 }
 
 
-def kind(found: Foreign) -> str:
+def kind(found: ForeignConfig) -> str:
     """Return the training method, one of the names above; GRPO by default."""
-    told = found.value("trainer") or next(iter(_TOLD.findall(found.text)), found.program)
+    told = found.value("trainer") or next(iter(_TRL_COMMAND.findall(found.text)), found.program)
     program = re.sub(r"config$|trainer$|\.py$", "", str(told).lower().rpartition("/")[2])
     bare = program.replace("_", "")
     named = next((one for one in _REFUSED if one in bare), None)
@@ -87,7 +87,7 @@ def kind(found: Foreign) -> str:
     return next(of_place, "grpo")  # recipes/NAME/sft/config.yaml
 
 
-def fits(found: Foreign) -> str:
+def fits(found: ForeignConfig) -> str:
     """Return how the configuration was recognised as TRL's; empty if it was not."""
     if found.form == "python" and re.search(r"Config$|Trainer$|TrainingArg", found.program):
         return f"it calls {found.program}"
@@ -100,43 +100,43 @@ def fits(found: Foreign) -> str:
     return f"it sets {min(known)}" if known and is_flat else ""
 
 
-def is_rl(found: Foreign) -> bool:
+def is_rl(found: ForeignConfig) -> bool:
     """Return True if the trainer samples."""
     return kind(found) in ("grpo", "gspo", "rloo")
 
 
-def is_rloo(found: Foreign) -> bool:
+def is_rloo(found: ForeignConfig) -> bool:
     """Return True for RLOO."""
     return kind(found) == "rloo"
 
 
-def is_async(found: Foreign) -> bool:
+def is_async(found: ForeignConfig) -> bool:
     """Return True for the trainer that samples asynchronously."""
     return "async" in found.program.lower()
 
 
-def is_sft(found: Foreign) -> bool:
+def is_sft(found: ForeignConfig) -> bool:
     """Return True if the run trains on rows."""
     return kind(found) == "sft"
 
 
-def is_reward(found: Foreign) -> bool:
+def is_reward(found: ForeignConfig) -> bool:
     """Return True if the run trains a reward model."""
     return kind(found) in ("reward", "_rm")
 
 
-def learns_from_pairs(found: Foreign) -> bool:
+def learns_from_pairs(found: ForeignConfig) -> bool:
     """Return True if the run trains on pairs."""
     return kind(found) in _PAIRS
 
 
-def has_lora_config(found: Foreign) -> bool:
+def has_lora_config(found: ForeignConfig) -> bool:
     """Return True if a Python file creates the configuration of an adapter."""
     has_keys = any(name.startswith("lora_") for name in found.settings)
     return found.form == "python" and has_keys and "use_peft" not in found.settings
 
 
-def of_program(found: Foreign) -> dict[str, Any]:
+def of_program(found: ForeignConfig) -> dict[str, Any]:
     """Return the keys that the trainer itself decides."""
     if not is_rloo(found):
         return {"train.old_logprobs": "trainer"} if is_async(found) else {}
@@ -147,7 +147,7 @@ def of_program(found: Foreign) -> dict[str, Any]:
     }
 
 
-def trains_rows(found: Foreign) -> Said:
+def trains_rows(found: ForeignConfig) -> RowResult:
     """Return the recipe keys of a run without rollout; empty for RL."""
     name = kind(found)
     if name != "grpo":  # before defaults are among the keys
@@ -175,12 +175,12 @@ def trains_rows(found: Foreign) -> Said:
     return {**said, "train.preference.loss": loss} if loss else said
 
 
-def lora(found: Foreign) -> bool:
+def lora(found: ForeignConfig) -> bool:
     """Return True if an adapter is trained."""
     return bool(found.value("use_peft") or has_lora_config(found) or "lora_r" in found.settings)
 
 
-def batch(value: Any, found: Foreign) -> Said:
+def batch(value: Any, found: ForeignConfig) -> RowResult:
     """Map the batch size to prompts and updates per step; for a run on rows, to rows per step."""
     accumulated = int(found.value("gradient_accumulation_steps", 1))
     samples = int(value) * int(found.value("num_processes", 1))
@@ -197,13 +197,13 @@ def batch(value: Any, found: Foreign) -> Said:
     return {"rollout.prompts_per_step": prompts, "train.updates_per_step": max(1, number)}
 
 
-def _updates(found: Foreign) -> int:
+def _updates(found: ForeignConfig) -> int:
     """Return the optimizer updates per step."""
     said = batch(found.value("per_device_train_batch_size", 8), found) if is_rl(found) else {}
     return int(said.get("train.updates_per_step", 1)) if isinstance(said, dict) else 1
 
 
-def kl(value: Any, found: Foreign) -> Said:
+def kl(value: Any, found: ForeignConfig) -> RowResult:
     """Map beta: a KL coefficient in the loss; for RLOO in the reward. For pairs beta has another
     meaning."""
     if not is_rl(found) or value <= 0:
@@ -219,14 +219,14 @@ def kl(value: Any, found: Foreign) -> Said:
     }
 
 
-def clip_high(value: Any, found: Foreign) -> Said:
+def clip_high(value: Any, found: ForeignConfig) -> RowResult:
     """Map the upper clip bound; CISPO gives the bound of the ratio itself, not its distance from
     1."""
     is_cispo = found.value("loss_type") == "cispo"
     return {"train.clip_high": round(value - 1.0, 9) if is_cispo else value}
 
 
-def loss(value: Any, found: Foreign) -> Said:
+def loss(value: Any, found: ForeignConfig) -> RowResult:
     """Map the loss of groups or of pairs."""
     if is_rloo(found) and _updates(found) > 1:
         return {NOTE: "TRL's RLOO clips the ratio of the whole response, a product"}
@@ -240,12 +240,12 @@ def loss(value: Any, found: Foreign) -> Said:
     return f"{WARNS}takes the loss {value}: see train.preference.loss"
 
 
-def iterations(value: Any, found: Foreign) -> Said:
+def iterations(value: Any, found: ForeignConfig) -> RowResult:
     """Check that each sample is used once."""
     return {} if value == 1 else f"uses each sample {value} times; miles uses it once"
 
 
-def dataset(value: Any, found: Foreign) -> Said:
+def dataset(value: Any, found: ForeignConfig) -> RowResult:
     """Map a file, or a data set on the hub with subset and split."""
     name = data_name(value)
     split = found.value("dataset_train_split")
@@ -259,13 +259,13 @@ def dataset(value: Any, found: Foreign) -> Said:
     return said
 
 
-def mixer(value: Any, found: Foreign) -> Said:
+def mixer(value: Any, found: ForeignConfig) -> RowResult:
     """Map several data sets, each with its first split; `dataset_mixer` names them."""
     names = [f"{data_name(name)}:{value[0]}" for name in found.settings_below("dataset_mixer")]
     return {"data.prompts": names[0] if len(names) == 1 else names} if names else {}
 
 
-def min_lr(value: Any, found: Foreign) -> Said:
+def min_lr(value: Any, found: ForeignConfig) -> RowResult:
     """Map the minimum of the learning rate: a number, or a share of the peak."""
     told = value if isinstance(value, dict) else {"min_lr_rate": value}
     if "min_lr_rate" in told:
@@ -274,7 +274,7 @@ def min_lr(value: Any, found: Foreign) -> Said:
     return {"train.optimizer.min_lr": told["min_lr"]} if "min_lr" in told else {}
 
 
-def mixture(value: Any, found: Foreign) -> Said:
+def mixture(value: Any, found: ForeignConfig) -> RowResult:
     """Map data sets with subset and split; note that weights belong in data.mix."""
     names = [
         ":".join(
@@ -288,7 +288,7 @@ def mixture(value: Any, found: Foreign) -> Said:
     return said
 
 
-def correction(value: Any, found: Foreign) -> Said:
+def correction(value: Any, found: ForeignConfig) -> RowResult:
     """Map the importance weights between trainer and engine, which TRL has only with vLLM."""
     if not value or not found.value("use_vllm") or is_rloo(found):
         return {}
@@ -303,19 +303,19 @@ def correction(value: Any, found: Foreign) -> Said:
     }
 
 
-def schedule(value: Any, found: Foreign) -> Said:
+def schedule(value: Any, found: ForeignConfig) -> RowResult:
     """Map the schedule of the learning rate."""
     if (name := _SCHEDULES.get(str(value))) is None:
         return f"schedules the learning rate by `{value}`, which miles does not have"
     return {"train.optimizer.schedule": name}
 
 
-def smoothing(value: Any, found: Foreign) -> Said:
+def smoothing(value: Any, found: ForeignConfig) -> RowResult:
     """Map the label smoothing of a loss over pairs."""
     return {"train.preference.label_smoothing": value} if learns_from_pairs(found) else {}
 
 
-def warmup(value: Any, found: Foreign) -> Said:
+def warmup(value: Any, found: ForeignConfig) -> RowResult:
     """Map the warm-up: a number of updates, or below 1 a share of them."""
     updates = _updates(found)
     if value >= 1 or not value:
@@ -324,7 +324,7 @@ def warmup(value: Any, found: Foreign) -> Said:
     return share(value, total / updates, "train.optimizer.warmup_steps")
 
 
-def optimizer(value: Any, found: Foreign) -> Said:
+def optimizer(value: Any, found: ForeignConfig) -> RowResult:
     """Map the optimizer: any form of AdamW, Lion or SGD."""
     name = re.sub(r"^(paged|ademamix|bnb)_", "", str(value)).partition("_")[0]
     rules = {"adamw": "adamw", "lion": "lion", "sgd": "sgd"}
@@ -332,12 +332,12 @@ def optimizer(value: Any, found: Foreign) -> Said:
     return known or f"{WARNS}optimises by `{value}`: see train.optimizer.rule"
 
 
-def steps(value: Any, found: Foreign) -> Said:
+def steps(value: Any, found: ForeignConfig) -> RowResult:
     """Map the number of updates to steps."""
     return {"train.steps": math.ceil(value / _updates(found))}
 
 
-def epochs(value: Any, found: Foreign) -> Said:
+def epochs(value: Any, found: ForeignConfig) -> RowResult:
     """Map the epochs of a run on rows; in RL the number of rows decides, so a note replaces
     them."""
     if found.value("max_steps", 0) > 0:
@@ -345,17 +345,17 @@ def epochs(value: Any, found: Foreign) -> Said:
     return TEXTS["EPOCHS"] if is_rl(found) else {"train.epochs": math.ceil(value)}
 
 
-def evaluates(value: Any, found: Foreign) -> Said:
+def evaluates(value: Any, found: ForeignConfig) -> RowResult:
     """Map the evaluation interval."""
     return _interval("eval.every", value, found.value("eval_steps", 500), found)
 
 
-def saves(value: Any, found: Foreign) -> Said:
+def saves(value: Any, found: ForeignConfig) -> RowResult:
     """Map the checkpoint interval."""
     return _interval("checkpoint.every", value, found.value("save_steps", 500), found)
 
 
-def _interval(key: str, value: Any, steps: Any, found: Foreign) -> Said:
+def _interval(key: str, value: Any, steps: Any, found: ForeignConfig) -> RowResult:
     if value in ("no", False):
         return {key: 0}
     every = max(1, math.ceil(steps / _updates(found))) if steps >= 1 else 0

@@ -1,5 +1,6 @@
-"""`miles import`: a configuration of another framework as a recipe, each value with the line that
-it comes from, and what has no counterpart with what it did. The recipe is checked as it is made."""
+"""Implements `miles import`: makes a recipe from a configuration of another framework, with the
+line that each value comes from, and reports keys without a counterpart with what they did. Checks
+the recipe while making it."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from milescli.core.errors import RecipeError, nearest
 from milescli.recipe import layers
 from milescli.recipe.algorithms import with_algorithm
 from milescli.recipe.imports import openrlhf, prime_rl, roll, slime, trl, verl
-from milescli.recipe.imports.reading import Foreign, Setting, read_files, scalar
-from milescli.recipe.imports.tables import NOTE, READ, WARNS, Framework, Row, Said, load_table
+from milescli.recipe.imports.reading import ForeignConfig, Setting, read_files, scalar
+from milescli.recipe.imports.tables import NOTE, READ, WARNS, Framework, Row, RowResult, load_table
 from milescli.recipe.keys import keys
 from milescli.recipe.load import build
 from milescli.recipe.resolved import scalar_yaml
@@ -30,8 +31,15 @@ _ROWS = {
     "rollout.prompts_per_step": "train.batch_size",
 }
 """Keys of RL -> their names in a run on rows."""
-_OF_ROWS = ("model.", "data.", "train.optimizer.", "train.lora.", "train.steps", "train.epochs")
-_OF_ROWS += (
+_ROW_KEY_PREFIXES = (
+    "model.",
+    "data.",
+    "train.optimizer.",
+    "train.lora.",
+    "train.steps",
+    "train.epochs",
+)
+_ROW_KEY_PREFIXES += (
     "train.batch_size",
     "train.distill.",
     "train.preference.",
@@ -42,7 +50,7 @@ _OF_ROWS += (
     "eval.every",
     *LAYOUT,
 )
-_PLACES = {"model.path": "MODEL", "data.prompts": "ROWS.jsonl", "data.train": "ROWS.jsonl"}
+_PLACEHOLDERS = {"model.path": "MODEL", "data.prompts": "ROWS.jsonl", "data.train": "ROWS.jsonl"}
 """Required key -> the placeholder for its value."""
 _UNRESOLVED = re.compile(r"\$\{?\(?\w+|^\{.+\}$")
 _REFUSED = "miles refuses, for the reasons at the end:"
@@ -68,7 +76,7 @@ def frameworks() -> dict[str, Framework]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key of the recipe."""
+    """Holds one key of the recipe."""
 
     key: str
     value: Any
@@ -78,7 +86,7 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True)
 class Imported:
-    """A recipe, and what the import reports about it."""
+    """Holds a recipe, and what the import reports about it."""
 
     framework: str
     reason: str
@@ -103,7 +111,7 @@ def import_files(
     """Make a recipe from `paths`. `framework`: the framework of the configuration; None: recognise
     it. `overrides`: words that follow the script on its command line. Raises RecipeError."""
     found = read_files(paths, overrides=overrides)
-    table, reason = _chosen(found, framework, paths)
+    table, reason = _choose_framework(found, framework, paths)
     rows = table.trains_rows(found)
     notes = [*table.notes, *(() if rows else table.rl_notes), *found.warnings]
     made = Imported(framework=table.name, reason=reason, notes=notes)
@@ -114,8 +122,8 @@ def import_files(
     found.objective = str(rows.get("train.objective", ""))
     _rename(found, table)
     _map(found, table, made)
-    _for_rows(made, rows, table)
-    _fill(made, table, is_of_rows=bool(rows))
+    _adapt_to_rows(made, rows, table)
+    _fill_required(made, table, is_of_rows=bool(rows))
     _note_unresolved(made)
     if not keep_layout:
         for key in [key for key in made.entries if key.startswith(LAYOUT)]:
@@ -125,7 +133,9 @@ def import_files(
     return made
 
 
-def _chosen(found: Foreign, framework: str | None, paths: Sequence[Path]) -> tuple[Framework, str]:
+def _choose_framework(
+    found: ForeignConfig, framework: str | None, paths: Sequence[Path]
+) -> tuple[Framework, str]:
     tables = frameworks()
     if framework is not None:
         if framework not in tables:
@@ -153,7 +163,7 @@ def _chosen(found: Foreign, framework: str | None, paths: Sequence[Path]) -> tup
     )
 
 
-def _rename(found: Foreign, table: Framework) -> None:
+def _rename(found: ForeignConfig, table: Framework) -> None:
     for name in list(found.settings):
         new = table.renamed(name)
         if new != name and new not in found.settings:
@@ -161,7 +171,7 @@ def _rename(found: Foreign, table: Framework) -> None:
             found.settings[new] = Setting(new, one.value, f"{one.where} {name}")
 
 
-def _map(found: Foreign, table: Framework, made: Imported) -> None:
+def _map(found: ForeignConfig, table: Framework, made: Imported) -> None:
     typed = {name for name, one in found.settings.items() if one.value is not None}
     for name, value in table.defaults_of(found).items():
         if name not in typed:
@@ -171,10 +181,10 @@ def _map(found: Foreign, table: Framework, made: Imported) -> None:
     for name, row in table.rows.items():
         if (one := found.settings.get(name)) is None:
             continue
-        said = _said(row, one, found)
+        said = _row_result(row, one, found)
         if isinstance(said, str):
             if name in typed:
-                _leave(made, one, said)
+                _add_without(made, one, said)
             continue
         if note := said.get(NOTE):
             made.notes.append(str(note))
@@ -182,14 +192,14 @@ def _map(found: Foreign, table: Framework, made: Imported) -> None:
             if key != NOTE and (
                 name in typed or key in made.entries or value != keys()[key].default
             ):
-                made.entries[key] = Entry(key, value, _said_at(one))
+                made.entries[key] = Entry(key, value, _location(one))
     for name in (name for name in found.settings if name in typed and name not in table.rows):
         why = table.group_of(name) or f"not known to miles: look it up in {table.name}"
         if why != READ and found.settings[name].value != {}:
-            _leave(made, found.settings[name], why)
+            _add_without(made, found.settings[name], why)
 
 
-def _leave(made: Imported, one: Setting, why: str) -> None:
+def _add_without(made: Imported, one: Setting, why: str) -> None:
     """List a key without a counterpart; a text that begins with WARNS also becomes a note."""
     text = why.removeprefix(WARNS)
     if text != why:
@@ -197,13 +207,13 @@ def _leave(made: Imported, one: Setting, why: str) -> None:
     made.without.append((one, text))
 
 
-def _said_at(one: Setting) -> str:
+def _location(one: Setting) -> str:
     """Return `run.sh:12: data.train_batch_size=1024`."""
     shown = json.dumps(one.value, ensure_ascii=False, default=str)
     return f"{one.where}: {one.name}={shown if len(shown) < 80 else '...'}"
 
 
-def _said(row: Row, one: Setting, found: Foreign) -> Said:
+def _row_result(row: Row, one: Setting, found: ForeignConfig) -> RowResult:
     if one.value is None:
         return {}
     try:
@@ -214,7 +224,7 @@ def _said(row: Row, one: Setting, found: Foreign) -> Said:
         )
 
 
-def _for_rows(made: Imported, rows: dict[str, Any], table: Framework) -> None:
+def _adapt_to_rows(made: Imported, rows: dict[str, Any], table: Framework) -> None:
     """Rename the keys of data, batch and objective for a run without rollout, and drop the other RL
     keys."""
     if not rows:
@@ -222,7 +232,7 @@ def _for_rows(made: Imported, rows: dict[str, Any], table: Framework) -> None:
     for old, new in _ROWS.items():
         if (one := made.entries.pop(old, None)) is not None:
             made.entries[new] = Entry(new, one.value, one.comment)
-    made.entries = {k: one for k, one in made.entries.items() if k.startswith(_OF_ROWS)}
+    made.entries = {k: one for k, one in made.entries.items() if k.startswith(_ROW_KEY_PREFIXES)}
     dropped = ["data.max_prompt_tokens", "data.label_key"]
     if "data.response_key" not in made.entries:  # a column of chats: miles finds it
         dropped.append("data.prompt_key")
@@ -232,7 +242,7 @@ def _for_rows(made: Imported, rows: dict[str, Any], table: Framework) -> None:
         made.entries[key] = Entry(key, value, f"{table.name}: what the script trains")
 
 
-def _fill(made: Imported, table: Framework, *, is_of_rows: bool) -> None:
+def _fill_required(made: Imported, table: Framework, *, is_of_rows: bool) -> None:
     """Set a placeholder or a default for each required key that is missing, and note it."""
     data = "data.train" if is_of_rows else "data.prompts"
     if not is_of_rows:
@@ -245,7 +255,7 @@ def _fill(made: Imported, table: Framework, *, is_of_rows: bool) -> None:
                 f"train.steps is not in the configuration: without it, the run has {steps} steps"
             )
     for key in ("model.path", data):
-        name = _PLACES[key]
+        name = _PLACEHOLDERS[key]
         if key not in made.entries:
             made.entries[key] = Entry(key, name, "not in the configuration")
             made.notes.append(f"{key} is not in the configuration: write it in place of {name}")
@@ -256,7 +266,7 @@ def _note_unresolved(made: Imported) -> None:
         if isinstance(one.value, str) and _UNRESOLVED.search(one.value):
             if one.key.startswith("run."):  # a name that nothing depends on
                 made.entries.pop(one.key)
-                made.without.append((_their(one), "is known to a run alone"))
+                made.without.append((_foreign_setting(one), "is known to a run alone"))
                 continue
             made.notes.append(f"{one.key} is {one.value}, which only a run knows: write its value")
 
@@ -285,17 +295,17 @@ def _check(made: Imported, *, name: str, source: str) -> None:
             if wrong is None:
                 raise
             one = made.entries.pop(wrong)
-            if (place := _PLACES.get(wrong)) is not None and one.value != place:
+            if (place := _PLACEHOLDERS.get(wrong)) is not None and one.value != place:
                 made.entries[wrong] = Entry(wrong, place, "theirs is refused: see the end")
             why = f"{error.what}: {error.why}"
-            made.without.append((_their(one), f"{wrong}={one.value} is refused: {why}"))
+            made.without.append((_foreign_setting(one), f"{wrong}={one.value} is refused: {why}"))
             told = next((note for note in made.notes if note.startswith(_REFUSED)), None)
             if told is not None:
                 made.notes.remove(told)
             made.notes.append(f"{told or _REFUSED}{',' * (told is not None)} {wrong}")
 
 
-def _their(entry: Entry) -> Setting:
+def _foreign_setting(entry: Entry) -> Setting:
     """Return the framework's key from which an entry was made."""
     where, _, rest = entry.comment.partition(": ")
     key, _, value = rest.partition("=")
@@ -323,7 +333,7 @@ def _lines(made: Imported, *, name: str, source: str) -> Iterator[str]:
             reasons.setdefault(" ".join(why.split()), []).append(one)
         for why, settings in reasons.items():
             yield f"#   {why}:"
-            yield from (f"#     {_said_at(one)}" for one in settings)
+            yield from (f"#     {_location(one)}" for one in settings)
 
 
 def _sections(entries: dict[str, Entry]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Protocol
 from milescli.core.errors import RecipeError
 from milescli.core.role_views import has_role_rewards, rewards_by_role
 from milescli.core.types import Group, Prompt, Sample, StopReason
-from milescli.core.user_code import mend
+from milescli.core.user_code import plugin_fix
 from milescli.recipe.data import Data
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.scoring import finite_reward
@@ -131,7 +131,7 @@ def checked_bool(answer: object, kind: str, name: str, *, of: str) -> bool:
     raise RecipeError(
         f"the {kind} `{name}` returned {answer!r}",
         why=f"expected for {of}: True to keep it, else False",
-        fix=mend(name),
+        fix=plugin_fix(name),
     )
 
 
@@ -227,7 +227,7 @@ def checked_places(answer: object, kind: str, name: str, *, size: int, count: in
     raise RecipeError(
         f"the {kind} `{name}` returned {answer!r:.200}",
         why=f"it must choose {count} of {size}: different whole numbers from 0 to {size - 1}",
-        fix=mend(name),
+        fix=plugin_fix(name),
     )
 
 
@@ -293,5 +293,5 @@ def _unusable_rewards(group: Group, settings: Rollout, why: str) -> RecipeError:
     return RecipeError(
         f"the shaping `{settings.shaping}` returned rewards that cannot be trained on",
         why=f"for the group of prompt {group.prompt.index}: {why}",
-        fix=mend(settings.shaping, "it returns one finite number for each sample"),
+        fix=plugin_fix(settings.shaping, "it returns one finite number for each sample"),
     )

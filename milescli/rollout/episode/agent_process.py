@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from milescli.core.imports import imported
+from milescli.core.imports import import_object
 from milescli.core.types import Prompt
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, Session, SessionAddress, Turn
@@ -107,6 +107,6 @@ async def play_in_agent_process(
     """Play one episode in the agent's process."""
     session: Session = _RemoteSession(parent_requests.get(), address)
     if generation is not None:
-        way: Any = imported(generation)
+        way: Any = import_object(generation)
         session = Generating(session, way, settings)
     return await create_agent(agent, settings)(prompt, session)

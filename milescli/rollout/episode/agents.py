@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from milescli.core.imports import imported
+from milescli.core.imports import import_object
 from milescli.core.plug_points import AGENTS, GENERATIONS, TOOLS
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Agent
@@ -19,7 +19,7 @@ _CREATED: dict[tuple[str, str], Agent] = {}
 def create_agent(path: str, settings: Rollout) -> Agent:
     """Return the agent at an import path. If it is a class, return the instance that this process
     shares for the recipe's `rollout`."""
-    agent: Any = imported(path)
+    agent: Any = import_object(path)
     if not inspect.isclass(agent):
         return agent
     key = (path, settings.model_dump_json())

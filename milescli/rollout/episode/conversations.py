@@ -13,7 +13,7 @@ from typing import Any
 from milescli.core.files import parse_json
 from milescli.core.types import Image, ImageSpan, StopReason
 from milescli.data.images import DATA_URL, MARK, PARTS, Source, parts_of, source_in, text_of
-from milescli.data.tokenizer import STAND_IN, ChatTokenizer
+from milescli.data.tokenizer import PLACEHOLDER, ChatTokenizer
 from milescli.rollout.base import Parsed, Turn
 
 Message = Mapping[str, Any]
@@ -119,7 +119,7 @@ class Conversations:
         if before is None or added is None:
             token_ids, spans = self._expanded(self.tokenizer.encode_text(text), images)
         else:
-            more = self.tokenizer.encode_more(added)
+            more = self.tokenizer.encode_continuation(added)
             more, new = self._expanded(more, images[len(before.image_spans) :])
             start = len(before.token_ids)
             token_ids = [*before.token_ids, *more]
@@ -202,9 +202,9 @@ class Conversations:
         if not text.startswith(before.prompt):
             return None
         place = len(before.messages) - 1
-        stand_in = {"role": whole[place]["role"], "content": STAND_IN}
+        stand_in = {"role": whole[place]["role"], "content": PLACEHOLDER}
         probe, _ = self._with_images_placed([*whole[:place], stand_in, *whole[place + 1 :]])
-        _, found, after = self.tokenizer.render(probe, tools=tools).partition(STAND_IN)
+        _, found, after = self.tokenizer.render(probe, tools=tools).partition(PLACEHOLDER)
         if not found or not text.endswith(after) or not after.startswith(before.ending):
             return None
         shown = text[len(before.prompt) : len(text) - len(after)]

@@ -11,7 +11,7 @@ from typing import Protocol
 from milescli.core.errors import AgentError, MilesError
 from milescli.core.plug_points import AGENTS, GENERATIONS
 from milescli.core.types import Prompt, Sample, StopReason, Trajectory
-from milescli.core.user_code import mend, user_traceback
+from milescli.core.user_code import plugin_fix, user_traceback
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
 from milescli.rollout.episode.agent_process import AgentProcess
@@ -237,7 +237,7 @@ class Episodes:
         return AgentError(
             f"the agent `{self.agent_name}` failed on prompt {prompt.index}",
             why=why,
-            fix=mend(self.agent_name),
+            fix=plugin_fix(self.agent_name),
         )
 
 

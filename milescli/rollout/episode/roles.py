@@ -10,7 +10,7 @@ from typing import Any
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt, Trajectory
-from milescli.data.chat_masks import marked_chat, tokenized
+from milescli.data.chat_masks import mark_chat, tokenize_marked
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.agents import Role
 from milescli.recipe.schema import Rollout
@@ -61,7 +61,7 @@ def role_demonstrations(
     """Return role -> its conversation in a worked episode, with its own turns on the loss mask, for
     trained roles that speak there. If the chat template needs several sequences for a conversation,
     the others are named `ROLE (2)` and so on. Raises DataError if a turn names no role, ValueError
-    as `marked_chat`."""
+    as `mark_chat`."""
     turns = _worked_turns(prompt, roles)
     shown = {}
     for name, role in roles.items():
@@ -70,7 +70,7 @@ def role_demonstrations(
             continue
         before = conversation_of(name, roles, prompt=prompt, turns=turns[: places[0]])
         whole = conversation_of(name, roles, prompt=prompt, turns=turns[: places[-1] + 1])
-        lines = tokenized(tokenizer, marked_chat(tokenizer, whole, first=len(before)))
+        lines = tokenize_marked(tokenizer, mark_chat(tokenizer, whole, first=len(before)))
         shown |= {f"{name} ({at})" if at > 1 else name: line for at, line in enumerate(lines, 1)}
     return shown
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol, cast
 
 from milescli.core.concurrency import all_or_first_error
 from milescli.core.errors import RecipeError
-from milescli.core.imports import imported
+from milescli.core.imports import import_object
 from milescli.core.plug_points import EVALUATIONS
 from milescli.core.types import Prompt, Sample
-from milescli.core.user_code import mend
+from milescli.core.user_code import plugin_fix
 from milescli.recipe.schema import Evaluation
 from milescli.workers.async_worker import AsyncWorker
 from milescli.workers.child import parent_requests
@@ -74,7 +74,7 @@ async def run_evaluation(
     raise RecipeError(
         f"the evaluation `{settings.function}` returned {made!r:.200}",
         why=f"each of {len(prompts)} prompts needs a list of at least one sample",
-        fix=mend(settings.function),
+        fix=plugin_fix(settings.function),
     )
 
 
@@ -97,13 +97,13 @@ class EvaluationProcess:
             return await self._process.call(path, list(prompts), settings, answer=play)
         except CallFailed as error:
             raise RecipeError(
-                f"the evaluation `{path}` failed", why=str(error), fix=mend(path)
+                f"the evaluation `{path}` failed", why=str(error), fix=plugin_fix(path)
             ) from None
 
 
 async def evaluate_in_process(path: str, prompts: list[Prompt], settings: Evaluation) -> Any:
     """Run the evaluation in the process of the user's function."""
-    function: Any = imported(path)
+    function: Any = import_object(path)
     side = parent_requests.get()
 
     async def play(place: int, index: int = 0) -> Sample:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from milescli.core.errors import RecipeError
 from milescli.core.types import Group
-from milescli.core.user_code import mend
+from milescli.core.user_code import plugin_fix
 from milescli.recipe.schema import Evaluation
 from milescli.rollout.evaluation.statistics import pass_at, powers_of_two
 from milescli.rollout.rewards.scoring import finite_reward
@@ -34,7 +34,7 @@ def compute_metrics(
         raise RecipeError(
             f"the metrics `{settings.metrics}` returned {said!r}",
             why=str(error),
-            fix=mend(settings.metrics, "it returns a finite number for each name"),
+            fix=plugin_fix(settings.metrics, "it returns a finite number for each name"),
         ) from error
 
 

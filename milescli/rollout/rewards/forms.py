@@ -10,7 +10,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from milescli.core.imports import imported
+from milescli.core.imports import import_object
 from milescli.rollout.rewards.scoring import finite_reward
 
 
@@ -43,7 +43,7 @@ def _parameters(reward: object) -> set[str]:
 
 @cache
 def _reward_of(path: str, timeout_s: float) -> Any:
-    reward: Any = imported(path)
+    reward: Any = import_object(path)
     within = getattr(reward, "within", None)
     return reward if within is None else within(timeout_s)
 

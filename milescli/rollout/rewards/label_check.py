@@ -20,7 +20,7 @@ TIMEOUT_S = 600.0
 minutes on two cores; plain numbers take next to nothing."""
 MAX_LABELS = 10_000
 """Number of different labels to check in a file too large to be tokenised at the start."""
-SAY_AFTER_S = 1.0
+REPORT_AFTER_S = 1.0
 _SHOWN_CHARACTERS = 60
 
 Label = str | None
@@ -49,7 +49,7 @@ def check_labels(
     say: Callable[[str], None] | None = None,
     num_labels: int | None = None,
     timeout_s: float = TIMEOUT_S,
-    say_after_s: float = SAY_AFTER_S,
+    say_after_s: float = REPORT_AFTER_S,
 ) -> None:
     """Check all different labels; do nothing if the reward has no `check_label` (see RewardFn).
     `name`: of the reward in the recipe; `path`: file of the prompts; `say`: receives a line if the

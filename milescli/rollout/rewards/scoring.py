@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import MilesError, RewardError
 from milescli.core.types import Prompt
-from milescli.core.user_code import place_of, user_traceback
+from milescli.core.user_code import source_location, user_traceback
 from milescli.rollout.base import BoundedReward, RewardFn
 from milescli.workers.worker import CallFailed
 
@@ -207,8 +207,8 @@ class Scorer:
         else:
             reason, fix = (
                 str(error) if isinstance(error, CallFailed) else user_traceback(error),
-                f"fix the reward{place_of(self._name)} or the label of prompt {prompt.index}, "
-                "then start or resume the run",
+                f"fix the reward{source_location(self._name)} or the label of prompt "
+                f"{prompt.index}, then start or resume the run",
             )
         times = "" if attempts == 1 else f" (attempt {attempts} of {attempts})"
         return RewardError(

@@ -28,9 +28,9 @@ from milescli.runtime.collecting.workers import GroupRequest, Worker, Workers
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.restarts import Repairs, with_refusal
 from milescli.train.advantages import AdvantageRows
-from milescli.train.base import Outline, ScatteredShard, TrainBatch
+from milescli.train.base import ScatteredShard, SequenceOutline, TrainBatch
 from milescli.train.objectives.policy import Policy
-from milescli.train.packing import lay_out
+from milescli.train.packing import plan_shards
 
 BYTES_PER_TOKEN = 13
 """Approximate size of a sequence on its way to a rank; the watch of the ranks compares it."""
@@ -319,14 +319,14 @@ class Collectors:
 
     async def batch(self, items: Sequence[Group], policy: Policy, **settings: Any) -> TrainBatch:
         """Return the batch of a step; the processes that hold its sequences send them to the ranks.
-        `settings`: see `packing.lay_out`."""
+        `settings`: see `packing.plan_shards`."""
 
         in_driver = not policy.advantages_read_tokens
 
-        def laid_out() -> tuple[list[Outline], Any, AdvantageRows]:
+        def laid_out() -> tuple[list[SequenceOutline], Any, AdvantageRows]:
             outlines = policy.outlines(items)
             rows = policy.advantages(items) if in_driver else [()] * len(items)
-            return outlines, lay_out(outlines, **settings), rows
+            return outlines, plan_shards(outlines, **settings), rows
 
         changed = len(self._changed)
         tickets = [self._ticket(group) for group in items]
@@ -371,7 +371,7 @@ class Collectors:
                     num_sequences=layout.num_sequences,
                     size_bytes=sizes[rank],
                     pieces=tuple(of_ranks[rank] for of_ranks in pieces),
-                    join=layout.filled,
+                    join=layout.with_tokens,
                 )
                 for rank, layout in enumerate(layouts)
             ]

@@ -20,11 +20,11 @@ from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.client.http import EngineDied
-from milescli.checkpoint.journal import Place
+from milescli.checkpoint.journal import RecordLocation
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError
 from milescli.core.events import PublishStats
-from milescli.core.imports import Origin, search_garbage_rarely
+from milescli.core.imports import Origin, run_gc_rarely
 from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.schema import Recipe
@@ -70,7 +70,7 @@ class Order(NamedTuple):
     prompt: tuple[Any, ...]
     """See `as_row`."""
     step: int
-    recorded: tuple[GroupHead, Place] | None = None
+    recorded: tuple[GroupHead, RecordLocation] | None = None
     """Where the group is in a journal; None: it must be sampled."""
 
 
@@ -211,7 +211,7 @@ class CollectorProcess:
     async def open(self) -> None:
         """Start on the event loop of the calls. Raises WorkerDied or WaitTimeout if a node cannot
         host environments."""
-        search_garbage_rarely()
+        run_gc_rarely()
         self._environments = await spread_environments(
             self._recipe,
             self._cluster,

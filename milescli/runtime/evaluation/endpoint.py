@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError
-from milescli.data.prompt_encoder import NoTokens
-from milescli.recipe.requests import open_key
+from milescli.data.prompt_encoder import TokenlessEncoder
+from milescli.recipe.requests import unencrypted_key_warning
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.endpoint import base_url
 from milescli.rollout.evaluation.endpoint_episodes import (
@@ -36,7 +36,7 @@ class _Inputs:
     """Provides the inputs for reading an endpoint's prompts: no tokenizer, and no rows that were
     trained on."""
 
-    tokenizer: NoTokens
+    tokenizer: TokenlessEncoder
     prompts: None = None
 
 
@@ -60,14 +60,16 @@ def evaluate_endpoint(
     for one in sets:
         _require_text_only(one.recipe)
     settings = loaded.recipe.eval.endpoint
-    if doubt := open_key(url, SECTION, settings):
+    if doubt := unencrypted_key_warning(url, SECTION, settings):
         output.warn(doubt)
     model = asyncio.run(served_model(endpoint_of(url, settings), settings.model))
     folder = folder or folder_of_endpoint(url, runs) / re.sub(r"[^\w.-]+", "-", model)
     folder.mkdir(parents=True, exist_ok=True)
     run = RunDir(folder.absolute())
     with lock(run):
-        loaded_sets = [load_set(one, run, _Inputs(NoTokens()), output=output) for one in sets]
+        loaded_sets = [
+            load_set(one, run, _Inputs(TokenlessEncoder()), output=output) for one in sets
+        ]
         _require_text_prompts(loaded_sets)
         return folder, _evaluate(url, model, loaded_sets, run, output=output)
 
@@ -94,7 +96,7 @@ def _require_text_only(recipe: Recipe) -> None:
     needs = [
         key
         for key, is_set in (
-            ("rollout.reward=reward_model", recipe.asks_reward_model),
+            ("rollout.reward=reward_model", recipe.uses_reward_model),
             (f"rollout.agent={rollout.agent}", rollout.agent != plain.agent),
             (f"rollout.generation={rollout.generation}", rollout.generation != plain.generation),
         )

@@ -27,13 +27,18 @@ from milescli.core.events import EventBus
 from milescli.core.types import ROLLOUT, Prompt, WeightVersion
 from milescli.data.images import text_of
 from milescli.models import ModelFacts
-from milescli.plan.engines_alone import ELSEWHERE, as_asked, no_larger_than, plan_engines
+from milescli.plan.engines_alone import (
+    REMOTE_SERVER_FIX,
+    evaluation_recipe,
+    plan_engines,
+    with_smaller_caches,
+)
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.recipe.data import row_rules
-from milescli.recipe.distill import unscored, untaught
-from milescli.recipe.load import ASKED_ALONE, BY_DEFAULT, LoadedRecipe, override
+from milescli.recipe.distill import without_rewards, without_teachers
+from milescli.recipe.load import BY_DEFAULT, QUERY_DEFAULTS, LoadedRecipe, override
 from milescli.recipe.schema import Recipe
 from milescli.recipe.section import refuse
 from milescli.rollout.base import Outcome, Session
@@ -116,7 +121,7 @@ def evaluate_run(
     loaded = override(
         kept, sets=eval_options.sets, flags=eval_options.flags, only=CHANGEABLE, environ=environ
     )
-    sets = sets_of(untaught(loaded.recipe), eval_options)
+    sets = sets_of(without_teachers(loaded.recipe), eval_options)
     recipe = without_speculation(reward_model_recipe(sets))
     reward_facts(recipe)
     store = store_of(run.checkpoints, output=output)
@@ -211,7 +216,7 @@ def _roles_served(plan: Plan, recipe: Recipe) -> int:
 def _trained_on(recipe: Recipe) -> Recipe:
     """Return the recipe that reads the run's training data, without teachers and reward model: an
     evaluation does not use them, and those of the run may no longer exist."""
-    recipe = without_speculation(without_policies(unscored(untaught(recipe))))
+    recipe = without_speculation(without_policies(without_rewards(without_teachers(recipe))))
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": None})})
 
 
@@ -336,7 +341,7 @@ def smaller_engines(spec: RunSpec, name: str) -> list[str]:
     return [
         _fix_for_run(fewer, name) if spec.run.plan_file.is_file() else fewer,
         f"{shown}   # what else holds memory there",
-        ELSEWHERE,
+        REMOTE_SERVER_FIX,
     ]
 
 
@@ -411,7 +416,7 @@ def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
 def sized_for(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
     """Return the plan with engines for the longest prompt and response of any set. Raises FitError
     if the model has too few positions for them."""
-    largest = max((as_asked(one.recipe) for one in sets), key=longest_tokens)
+    largest = max((evaluation_recipe(one.recipe) for one in sets), key=longest_tokens)
     require_positions(largest, facts)
     layout, length = plan.engines, context_length(largest, facts)
     cache = layout.max_total_tokens
@@ -430,9 +435,9 @@ def within_positions(one: EvalSet, loaded: LoadedRecipe, facts: ModelFacts) -> E
     given = {"data.max_prompt_tokens": prompt, "eval.max_response_tokens": response}
     ours = [
         loaded.origins[key].where == BY_DEFAULT and given[key] == value
-        for key, value in ASKED_ALONE.items()
+        for key, value in QUERY_DEFAULTS.items()
     ]
-    if not (0 < positions < longest_tokens(as_asked(recipe)) and all(ours)):
+    if not (0 < positions < longest_tokens(evaluation_recipe(recipe)) and all(ours)):
         return one
     data = recipe.data.model_copy(update={"max_prompt_tokens": positions // 2})
     evaluation = recipe.eval.model_copy(update={"max_response_tokens": positions // 2})
@@ -447,7 +452,7 @@ def _num_answers(loaded: LoadedSet) -> int:
 def _longest(loaded: LoadedSet) -> int:
     """Return the number of tokens of the longest prompt and answer, if the agent does not change
     prompts; otherwise the recipe's limit."""
-    recipe = as_asked(loaded.set.recipe)
+    recipe = evaluation_recipe(loaded.set.recipe)
     if recipe.rollout.agent != "single_turn":
         return longest_tokens(recipe)
     prompt = max((len(prompt.token_ids) for prompt in loaded.prompts), default=1)
@@ -474,7 +479,9 @@ def evaluate_model(
     loaded, sets = sets_of_model(model, eval_options, environ=environ)
     facts = facts_of_recipe(loaded.recipe.model)
     sets = [within_positions(one, loaded, facts) for one in sets]
-    recipe = max((one.recipe for one in sets), key=lambda one: longest_tokens(as_asked(one)))
+    recipe = max(
+        (one.recipe for one in sets), key=lambda one: longest_tokens(evaluation_recipe(one))
+    )
     recipe = without_speculation(recipe)
     nodes = find_nodes(loaded, output=output)
     reward = reward_facts(reward_model_recipe(sets))
@@ -498,7 +505,7 @@ def evaluate_model(
         nodes.require_shared(run.path, inputs.model_dir)
         if recipe.engines.max_total_tokens is None:
             answers, longest = max(map(_num_answers, loaded_sets)), max(map(_longest, loaded_sets))
-            plan = no_larger_than(plan, answers=answers, longest=longest)
+            plan = with_smaller_caches(plan, answers=answers, longest=longest)
         spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
         return serve_and_evaluate(
             spec,

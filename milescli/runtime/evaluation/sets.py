@@ -214,7 +214,7 @@ def _absolute(file: str) -> str:
 def reward_model_recipe(sets: Sequence[EvalSet]) -> Recipe:
     """Return the recipe of the first set that a reward model scores; if there is none, that of the
     first set."""
-    asking = (one.recipe for one in sets if one.recipe.asks_reward_model)
+    asking = (one.recipe for one in sets if one.recipe.uses_reward_model)
     return next(asking, sets[0].recipe)
 
 

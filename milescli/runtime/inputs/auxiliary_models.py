@@ -286,7 +286,7 @@ def draft_folder(
     path = draft_path(recipe)
     if path is None:
         return None
-    folder = path.folder(run.held_model_dir("draft-model", path.path), output=output)
+    folder = path.folder(run.queried_model_dir("draft-model", path.path), output=output)
     path.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
     return folder
 
@@ -304,7 +304,7 @@ def without_speculation(recipe: Recipe) -> Recipe:
 
 def reward_path(recipe: Recipe) -> AuxiliaryModel | None:
     """Return the location of the reward model; None if the recipe uses none."""
-    if not recipe.asks_reward_model:
+    if not recipe.uses_reward_model:
         return None
     settings = recipe.rollout.reward_model
     assert settings.path is not None, "recipe.check lets no reward model without a path pass"
@@ -340,7 +340,7 @@ def reward_model_folder(
     path = reward_path(recipe)
     if path is None:
         return None
-    folder = path.folder(run.held_model_dir("reward-model", path.path), output=output)
+    folder = path.folder(run.queried_model_dir("reward-model", path.path), output=output)
     path.refuse_other_tokens(folder, tokenizer=tokenizer, least=tokenizer.vocab_size)
     return folder
 
@@ -349,7 +349,7 @@ def teacher_paths(recipe: Recipe) -> list[AuxiliaryModel]:
     """Return the location of each teacher that the trainer's ranks hold."""
     return [
         AuxiliaryModel(what="teacher", key="train.distill.teachers", path=teacher.path or "")
-        for teacher in recipe.held_teachers
+        for teacher in recipe.local_teachers
     ]
 
 
@@ -478,7 +478,7 @@ def policy_folders(
     `require_policies`, and RecipeError if one has another tokenizer."""
     folders = []
     for text, path in zip(recipe.rollout.policies, policy_paths(recipe), strict=True):
-        folder = path.folder(run.held_model_dir("role-model", text), output=output)
+        folder = path.folder(run.queried_model_dir("role-model", text), output=output)
         _require_same(path, load_facts(folder), facts)
         path.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
         folders.append(folder)

@@ -16,14 +16,19 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, MilesError
 from milescli.core.types import Pair, Prompt, Trajectory
-from milescli.data.chat_masks import unsampled
+from milescli.data.chat_masks import unsampled_trajectory
 from milescli.data.example_rows import CHOSEN, REJECTED, Kind, RowField
 from milescli.data.examples import ExampleReport, load_examples
-from milescli.data.file_rows import FileRows, evenly, row_named
-from milescli.data.images import OF_ANY_MODEL, PromptImages
+from milescli.data.file_rows import FileRows, describe_row, evenly_spread_places
+from milescli.data.images import ANY_MODEL_IMAGES, PromptImages
 from milescli.data.layouts import use_of
 from milescli.data.mixed_prompts import data_of_source
-from milescli.data.prompt_source import Loaded, file_named, form_of, load_files
+from milescli.data.prompt_source import (
+    LoadedPrompts,
+    load_files,
+    parse_file_name,
+    prompt_row_parser,
+)
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tables import Table, check_file
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -96,7 +101,7 @@ class Part:
     files: list[FileReport] = field(default_factory=list)
     kind: Kind | None = None
     """Kind of the training rows; None for prompts."""
-    loaded: Loaded | None = None
+    loaded: LoadedPrompts | None = None
     """The prompts; None without a tokenizer, or if rows are bad."""
     examples: Sequence[Trajectory | Pair] = ()
     """Rows to train on."""
@@ -149,7 +154,7 @@ def _kind_of(data: Data) -> Kind | None:
     are learned from; None: its rows are prompts."""
     if data.label_key is not None:
         return None
-    file = file_named(names_in(data.prompts)[0], key="data.prompts")
+    file = parse_file_name(names_in(data.prompts)[0], key="data.prompts")
     check_file(Path(file.name), field="prompts")
     use = use_of(first_row(Table(Path(file.name))))
     return None if use == "prompts" else use
@@ -300,7 +305,7 @@ def _check_parts(
                 with_lengths=tokenizer is None,
                 folder=run.path,
                 output=output,
-                images=tokenizer.images if tokenizer is not None else OF_ANY_MODEL,
+                images=tokenizer.images if tokenizer is not None else ANY_MODEL_IMAGES,
             )
             check.problems += [look.problem for look in part.files if look.problem]
             check.warnings += [
@@ -313,12 +318,12 @@ def _check_parts(
             if tokenizer is None or any(look.problem for look in part.files):
                 continue
             part.loaded = load_files(
-                files, part.data, tokenizer=tokenizer, seed=seed, say=output.note
+                files, part.data, tokenizer=tokenizer, seed=seed, report_progress=output.note
             )
         except DataError as error:
             check.problems.append(error)
             continue
-        measured = part.loaded.source.some(NUM_MEASURED)
+        measured = part.loaded.source.evenly_spread(NUM_MEASURED)
         part.images = report_images([*each.images, *each.worked_images] for each in measured)
         try:
             if part.field == "demonstrations":
@@ -359,7 +364,7 @@ def _check_rows(
     `check`."""
     key: RowField = part.field  # type: ignore[assignment]
     try:
-        sees = tokenizer.images if tokenizer is not None else OF_ANY_MODEL
+        sees = tokenizer.images if tokenizer is not None else ANY_MODEL_IMAGES
         part.files = report_example_files(part.data, key, kind=kind, folder=folder, images=sees)
         check.problems += [look.problem for look in part.files if look.problem]
         check.warnings += _unknown_without_model(part) if tokenizer is None else []
@@ -396,10 +401,10 @@ def report_prompt_files(
     """Read each file that `data.<field>` names, and report bad rows. `folder`: where Arrow files
     are written; `images`: how the model sees them. Raises DataError if a file has no rows, or lacks
     the columns."""
-    form = form_of(data, field, needs_label=needs_label, images=images)  # type: ignore[arg-type]
+    form = prompt_row_parser(data, field, needs_label=needs_label, images=images)  # type: ignore[arg-type]
     reports, files, first_index = list[FileReport](), list[FileRows](), 0
     for name in names_in(getattr(data, field)):
-        file = file_named(name, key=f"data.{field}")
+        file = parse_file_name(name, key=f"data.{field}")
         check_file(Path(file.name), field=field)
         table = Table(Path(file.name))
         first = first_row(table)
@@ -414,7 +419,7 @@ def report_prompt_files(
         if look.problem is None:
             look.num_duplicates, look.duplicates = find_duplicates(rows)
             if with_lengths:
-                sample = rows.read(evenly(len(rows), NUM_MEASURED))
+                sample = rows.read(evenly_spread_places(len(rows), NUM_MEASURED))
                 look.lengths = sorted(len(row.text) for row in sample if row.messages)
             look.words = gap_words(rows)
         reports.append(look)
@@ -434,7 +439,7 @@ def render_prompt(
     """Render a prompt as text, token by token; a demonstration with its response. In an episode of
     several `roles`, render the conversation of each role of a worked episode, and a prompt as the
     first role sees it. Raises as `worked_trajectories`."""
-    lines = {"": unsampled(prompt.token_ids, bytes(len(prompt.token_ids)))}
+    lines = {"": unsampled_trajectory(prompt.token_ids, bytes(len(prompt.token_ids)))}
     worked = field == "demonstrations" and prompt.demonstration is not None
     if worked:
         lines = worked_trajectories([prompt], tokenizer, roles=roles, files=files)[prompt.index]
@@ -442,10 +447,10 @@ def render_prompt(
         first = next(iter(roles))
         text = tokenizer.render(conversation_of(first, roles, prompt=prompt, turns=()))
         ids = tokenizer.encode_text(text)
-        lines = {first: unsampled(ids, bytes(len(ids)))}
+        lines = {first: unsampled_trajectory(ids, bytes(len(ids)))}
     return [
         Rendered(
-            place=row_named(prompt.index, files),
+            place=describe_row(prompt.index, files),
             tokens=tokenizer.pieces(line.token_ids.tolist()),
             loss_mask=list(line.loss_mask),
             side=side,

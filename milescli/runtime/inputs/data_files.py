@@ -20,22 +20,28 @@ from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError, RecipeError
 from milescli.core.files import open_regular
 from milescli.core.types import Pair, Prompt, Trajectory
-from milescli.data.chat_masks import demonstrated
+from milescli.data.chat_masks import demonstration_trajectories
 from milescli.data.example_rows import Kind
 from milescli.data.file_prompts import FilePrompts
-from milescli.data.file_rows import FileRows, by_file, evenly, row_named, unusable
+from milescli.data.file_rows import (
+    FileRows,
+    describe_row,
+    evenly_spread_places,
+    group_by_file,
+    unusable_prompts_error,
+)
 from milescli.data.held_out_leaks import NEAR_HELDOUT, NEAR_ROWS, Leak, exact_leaks, near_leaks
 from milescli.data.images import DATA_URL
 from milescli.data.mixed_prompts import MixedPrompts
-from milescli.data.prompt_source import file_named
+from milescli.data.prompt_source import parse_file_name
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
-from milescli.data.tasks import TASK_PREFIX, is_held_out_by_us, is_task, write_task
+from milescli.data.tasks import TASK_PREFIX, is_builtin_heldout, is_task, write_task
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.agents import Role
 from milescli.recipe.data import Data, MixSource
 from milescli.recipe.data_files import FIELDS, is_hub, names_in, parse_hub
 from milescli.recipe.schema import Recipe, Rollout
-from milescli.recipe.train import OF_PAIRS, OF_ROWS
+from milescli.recipe.train import PAIR_OBJECTIVES, ROW_OBJECTIVES
 from milescli.rollout.base import RewardFn
 from milescli.rollout.episode.roles import role_demonstrations, roles_of
 from milescli.rollout.rewards import label_checks
@@ -60,7 +66,7 @@ def require_files(data: Data) -> None:
         mixed = [source.path for source in data.mix or [] if field == "prompts"]
         values = (getattr(data, field), *mixed)
         for name in (name for value in values for name in names_in(value)):
-            file = file_named(name, key=f"data.{field}")
+            file = parse_file_name(name, key=f"data.{field}")
             if not is_hub(file.name) and not is_task(file.name):
                 check_file(Path(file.name).expanduser().absolute(), field=field)
 
@@ -108,7 +114,7 @@ def _local_source(
 def _local(
     text: str, field: str, folder: str, *, run: RunDir, seed: int, output: Output | None
 ) -> str:
-    file = file_named(text, key=f"data.{field}")
+    file = parse_file_name(text, key=f"data.{field}")
     if is_hub(file.name):
         path = fetch_data(
             parse_hub(file.name, key=f"data.{field}"),
@@ -180,10 +186,10 @@ def _check_labels(
 ) -> None:
     if graded is None and source.is_large:
         for file in source.files:
-            rows, num_labels = file.different_labels(MAX_LABELS)
+            rows, num_labels = file.distinct_labels(MAX_LABELS)
             check_labels(reward, rows, name=name, path=file.path, say=say, num_labels=num_labels)
         return
-    for file, prompts in by_file(source.prompts if graded is None else graded, source.files):
+    for file, prompts in group_by_file(source.prompts if graded is None else graded, source.files):
         check_labels(reward, prompts, name=name, path=file.path, say=say)
 
 
@@ -208,7 +214,8 @@ def _pairs(
 ) -> str:
     """Return a text that lists the rows of the first leaks."""
     pairs = [
-        f"{row_named(leak.heldout, heldout.files)}{joined}{row_named(leak.prompts, prompts.files)}"
+        f"{describe_row(leak.heldout, heldout.files)}{joined}"
+        f"{describe_row(leak.prompts, prompts.files)}"
         for leak in leaks[:NUM_LEAKS_SHOWN]
     ]
     num_more = len(leaks) - len(pairs)
@@ -219,8 +226,8 @@ def kind_of_rows(recipe: Recipe) -> Kind:
     """Return which kind of rows the recipe's objective takes. Raises RecipeError if it takes
     groups."""
     name = recipe.train.objective
-    if name in OF_ROWS:
-        return "pairs" if name in OF_PAIRS else "chats"
+    if name in ROW_OBJECTIVES:
+        return "pairs" if name in PAIR_OBJECTIVES else "chats"
     takes = getattr(load_objective(name, recipe), "takes", "groups")
     if takes not in ("chats", "pairs"):
         raise RecipeError(
@@ -268,9 +275,9 @@ def near_leak_warning(
     """Return a warning that names held-out prompts, among those in `graded`, that nearly equal
     training prompts; None if there are none, and if the held-out prompts (`named`, as `data.eval`)
     belong to a built-in task, whose rows may differ only in the part that matters."""
-    if (names := names_in(named)) and all(map(is_held_out_by_us, names)):
+    if (names := names_in(named)) and all(map(is_builtin_heldout, names)):
         return None
-    compared = [graded[place] for place in evenly(len(graded), NEAR_HELDOUT)]
+    compared = [graded[place] for place in evenly_spread_places(len(graded), NEAR_HELDOUT)]
     label, total = "comparing with the held-out prompts", min(NEAR_ROWS, len(prompts))
     with Transfer(output, label=label, total=total, unit="prompts", tells_quick=False) as progress:
         leaks = near_leaks(compared, prompts, tick=progress.reached)
@@ -293,7 +300,7 @@ def demonstrations_of(
     takes."""
     most = recipe.warmup.steps * recipe.warmup.batch_size
     lines = worked_trajectories(
-        source.some(most), tokenizer, roles=roles_of(recipe.rollout), files=source.files
+        source.evenly_spread(most), tokenizer, roles=roles_of(recipe.rollout), files=source.files
     )
     trajectories = [line for shown in lines.values() for line in shown.values()]
     if not trajectories:
@@ -333,14 +340,14 @@ def worked_trajectories(
             if roles:
                 made[prompt.index] = role_demonstrations(prompt, tokenizer, roles=roles)
                 continue
-            several = demonstrated(prompt, tokenizer)
+            several = demonstration_trajectories(prompt, tokenizer)
         except ValueError as error:
             bad.append((prompt.index, str(error)))
             continue
         parts = enumerate(several, 1)
         made[prompt.index] = {f"part {at}" if several[1:] else "": line for at, line in parts}
     if bad:
-        raise unusable(bad, files, what="demonstrations")
+        raise unusable_prompts_error(bad, files, what="demonstrations")
     return made
 
 
@@ -356,7 +363,7 @@ def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
         )
     named = (own, data.demonstrations, data.prompts, data.train, mixed)
     first = next(name for value in named for name in names_in(value))
-    path = Path(file_named(first, key="data.prompts").name)
+    path = Path(parse_file_name(first, key="data.prompts").name)
     if path.suffix in LINE_SUFFIXES:
         with open_regular(path) as file:
             text = file.read(SCRATCH_BYTES).decode("utf-8", errors="replace")
@@ -390,7 +397,7 @@ def with_foreign_tasks(data: Data, rollout: Rollout, run: RunDir) -> Data:
 def _local_task_file(
     name: str, field: str, rollout: Rollout, run: RunDir, made: dict[str, str]
 ) -> str:
-    file = file_named(name, key=f"data.{field}")
+    file = parse_file_name(name, key=f"data.{field}")
     short = file.name.removeprefix(TASK_PREFIX)
     package = short.removesuffix(HELDOUT)
     if file.name == short or package not in TASKS:

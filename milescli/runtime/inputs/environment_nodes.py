@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from milescli.agents.environment import EnvironmentAgent
 from milescli.agents.environment_fleet import OtherNode
 from milescli.backends.ray.cluster import Cluster
-from milescli.backends.ray.everywhere import each_node
+from milescli.backends.ray.each_node import run_on_each_node
 from milescli.backends.ray.node_processes import NodeProcesses
 from milescli.cluster.nodes import RunNodes
 from milescli.core.errors import RecipeError
@@ -41,7 +41,9 @@ def require_environments(recipe: Recipe, inputs: RunInputs, nodes: RunNodes) -> 
         "settings": recipe.rollout.environment,
         "prompt": inputs.prompts.first(1)[0],
     }
-    for answer in each_node(nodes.address, TRY_THERE, asked, timeout_s=TRY_TIMEOUT_S, only=others):
+    for answer in run_on_each_node(
+        nodes.address, TRY_THERE, asked, timeout_s=TRY_TIMEOUT_S, only=others
+    ):
         if isinstance(answer.error, RecipeError):
             what = f"{answer.error.what} on {answer.node}"
             raise RecipeError(what, why=answer.error.why, fix=answer.error.fixes)

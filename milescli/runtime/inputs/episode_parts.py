@@ -14,7 +14,7 @@ from milescli.backends.sglang.client.parsers import ReplyForm, SglangReplies
 from milescli.core.plug_points import AGENTS
 from milescli.data.scratch_tokenizer import CHAT_TEMPLATE, IMAGE_CHAT_TEMPLATE
 from milescli.data.tokenizer import ChatTokenizer
-from milescli.recipe.agents import FOREIGN
+from milescli.recipe.agents import PACKAGE_AGENTS
 from milescli.recipe.data import MixSource
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout import rewards
@@ -54,7 +54,7 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
     )
     parser = _PARSERS[form] = _PARSERS.get(form) or SglangReplies(form)
     doors = None
-    if rollout.agent not in AGENTS.builtin or rollout.agent in FOREIGN:
+    if rollout.agent not in AGENTS.builtin or rollout.agent in PACKAGE_AGENTS:
         longest = recipe.data.max_prompt_tokens + rollout.max_response_tokens
         doors = SessionProxy(tokenizer=tokenizer, model=POLICY, max_model_len=longest)
     return ChatForm(tokenizer=tokenizer, parser=parser, session_server=doors)

@@ -13,11 +13,11 @@ from milescli.core.errors import DataError
 from milescli.core.types import Image
 from milescli.data.example_rows import ExampleRow, Kind, RowField
 from milescli.data.examples import read_examples
-from milescli.data.file_rows import FileRows, evenly, read_file
+from milescli.data.file_rows import FileRows, evenly_spread_places, read_file
 from milescli.data.images import PromptImages
-from milescli.data.layouts import Columns, recognise
-from milescli.data.prompt_source import file_named
-from milescli.data.rows import BadRow, DataRow, RowForm
+from milescli.data.layouts import Columns, find_layout
+from milescli.data.prompt_source import parse_file_name
+from milescli.data.rows import BadRow, DataRow, PromptRowParser
 from milescli.data.tables import LINE_SUFFIXES, Table
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import DataFile, names_in
@@ -111,7 +111,7 @@ def report_images(rows: Iterable[Sequence[Image]]) -> ImageReport | None:
 def read_rows(
     table: Table,
     file: DataFile,
-    form: RowForm,
+    form: PromptRowParser,
     *,
     folder: Path,
     first_index: int,
@@ -141,7 +141,7 @@ def report_unread_file(file: DataFile, first: dict[str, object], problem: DataEr
         num_rows=0,
         num_bad=0,
         bad=[],
-        layout=recognise(first).name,
+        layout=find_layout(first).name,
         problem=problem,
     )
 
@@ -166,7 +166,9 @@ def report_file(rows: FileRows, first: dict[str, object]) -> FileReport:
         reads=columns.described(first),
         unit="line" if rows.path.suffix in LINE_SUFFIXES else "row",
         has_images=problem is None
-        and any(_has_images(row) for row in rows.read(evenly(len(rows), NUM_MEASURED))),
+        and any(
+            _has_images(row) for row in rows.read(evenly_spread_places(len(rows), NUM_MEASURED))
+        ),
         problem=problem,
     )
 
@@ -180,7 +182,7 @@ def gap_words(rows: FileRows) -> list[str]:
     """Return the labels of the rows that are words for a missing value."""
     if rows.columns is None or rows.columns.label is None:
         return []
-    labels = {row.label for row in rows.different_labels(MAX_LABELS)[0] if row.label is not None}
+    labels = {row.label for row in rows.distinct_labels(MAX_LABELS)[0] if row.label is not None}
     return sorted(label for label in labels if label.strip().casefold() in GAP_WORDS)
 
 
@@ -206,7 +208,7 @@ def report_example_files(
     model sees them. Raises DataError for a file without such rows; bad rows are only reported."""
     reports = []
     for name in names_in(getattr(data, key)):
-        file = file_named(name, key=f"data.{key}")
+        file = parse_file_name(name, key=f"data.{key}")
         try:
             rows = read_examples(file, data=data, key=key, kind=kind, folder=folder, images=images)
         except DataError as error:

@@ -12,8 +12,8 @@ from pathlib import Path
 from milescli.agents.tool_kit import offered_tools
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import MilesError
-from milescli.data.images import OF_ANY_MODEL
-from milescli.data.prompt_encoder import NoTokens
+from milescli.data.images import ANY_MODEL_IMAGES
+from milescli.data.prompt_encoder import TokenlessEncoder
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.models import ModelFacts
 from milescli.recipe.schema import Recipe
@@ -118,7 +118,7 @@ def _check_subject(
         return subject, _skipped(own, why)
     try:
         data = with_local_files(recipe.data, run, recipe.run.seed, output=None)
-        unknown = NoTokens(images=OF_ANY_MODEL if facts.vision is not None else None)
+        unknown = TokenlessEncoder(images=ANY_MODEL_IMAGES if facts.vision is not None else None)
         loaded = load_data(
             recipe, data, run, tokenizer or unknown, output=None, large_rows=NUM_TOKENISED
         )

@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from milescli.checkpoint.run_dir import refuse_taken
+from milescli.checkpoint.run_dir import refuse_existing
 from milescli.core.errors import RecipeError, nearest
-from milescli.data.chat_template import AUTO, own_template
+from milescli.data.chat_template import AUTO, configured_template
 from milescli.models import ModelFacts
 from milescli.plan.collectors import refuse_pinned
 from milescli.recipe.alerts import KEY_ON, MOMENTS
@@ -54,7 +54,7 @@ def _collectors(subject: CheckSubject) -> None:
 
 
 def _template(subject: CheckSubject) -> None:
-    own_template(subject.recipe.data.chat_template)
+    configured_template(subject.recipe.data.chat_template)
     path = subject.recipe.model.path
     folder = Path(path).expanduser() if path is not None else None
     is_here = folder is not None and folder.is_dir() and not is_checkpoint(folder)
@@ -83,7 +83,7 @@ def _alerts(subject: CheckSubject) -> Iterator[str]:
 def _name(subject: CheckSubject) -> None:
     run = subject.recipe.run
     if run.name is not None:
-        refuse_taken(Path(run.dir).expanduser().absolute(), run.name)
+        refuse_existing(Path(run.dir).expanduser().absolute(), run.name)
 
 
 def require_alerts(settings: RunSettings) -> Iterator[str]:

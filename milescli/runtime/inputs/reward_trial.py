@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from milescli.core.errors import MilesError, RewardError
 from milescli.core.plug_points import AGENTS
 from milescli.core.types import Prompt
-from milescli.core.user_code import place_of
+from milescli.core.user_code import source_location
 from milescli.recipe.schema import Rollout
 from milescli.rollout.episode.roles import RoleTurn, episode_as_json
 from milescli.rollout.rewards import user_scorers
@@ -73,7 +73,7 @@ def _refusal(name: str, error: MilesError) -> RewardError:
     return RewardError(
         f"the reward `{name}` failed before the run, on a made-up response",
         why=error.why,
-        fix=fixes or [f"fix the reward{place_of(name)}", f"miles plugins check {name}"],
+        fix=fixes or [f"fix the reward{source_location(name)}", f"miles plugins check {name}"],
     )
 
 

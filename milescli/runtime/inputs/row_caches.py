@@ -145,7 +145,7 @@ class TeacherCache(RowCache[Trajectory]):
     ) -> list[Numbers]:
         if self._served is None:
             batch = await in_thread(lambda: batch_to_score(lines, plan))
-            return await trainer.ask_teachers(batch)
+            return await trainer.score_by_teachers(batch)
         return [
             (
                 np.frombuffer(reply.token_ids, np.int32).reshape(-1, self._topk),

@@ -19,7 +19,7 @@ from milescli.data.file_prompts import FilePrompts
 from milescli.data.images import PromptImages
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
 from milescli.data.prompt_encoder import PromptEncoder
-from milescli.data.prompt_source import SourceReport, file_named, load_source
+from milescli.data.prompt_source import SourceReport, load_source, parse_file_name
 from milescli.data.tasks import TASK_PREFIX
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
@@ -81,7 +81,7 @@ def load_data(
             seed=recipe.run.seed,
             base_dir=run.path,
             needs_label=wants_label,
-            say=say,
+            report_progress=say,
             large_rows=large_rows,
         )
         loaded.reports[name] = source.report
@@ -101,7 +101,7 @@ def load_data(
                 hints_at(recipe, "label", source=source.called)
                 or needs_label(rollout_of_source(recipe, source))
             ),
-            say=say,
+            report_progress=say,
         )
     elif data.train is None:
         wants_label = hints_at(recipe, "label") or needs_label(recipe.rollout)
@@ -161,7 +161,7 @@ def _read_rows(recipe: Recipe, data: Data, run: RunDir, *, images: PromptImages 
     keys: tuple[RowField, ...] = ("train", "validation")
     for key in keys:
         for name in names_in(getattr(data, key)):
-            file, kind = file_named(name, key=f"data.{key}"), kind_of_rows(recipe)
+            file, kind = parse_file_name(name, key=f"data.{key}"), kind_of_rows(recipe)
             read_examples(
                 file, data=data, key=key, kind=kind, folder=run.path, images=images
             ).require_good()
@@ -179,7 +179,7 @@ def why_unread(data: Data) -> str:
     named += [name for source in data.mix or [] for name in names_in(source.path)]
     size_bytes = 0
     for text in named:
-        name = file_named(text, key="data").name
+        name = parse_file_name(text, key="data").name
         if is_hub(name):
             return f"{name} is on the hub; `miles data check` downloads and reads it"
         if name.removeprefix(TASK_PREFIX).removesuffix("-heldout") in TASKS:

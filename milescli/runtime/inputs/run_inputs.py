@@ -243,7 +243,7 @@ def load_heldout(
         seed=recipe.run.seed,
         base_dir=base_dir,
         needs_label=needs_label(recipe.rollout),
-        say=output.note if output else None,
+        report_progress=output.note if output else None,
     )
     source = loaded.source
     subject = CheckSubject(

@@ -13,7 +13,7 @@ from typing import Protocol
 from milescli.core.files import read_json
 from milescli.data.chat_template import no_template
 from milescli.data.file_prompts import FilePrompts
-from milescli.data.file_rows import row_named
+from milescli.data.file_rows import describe_row
 from milescli.data.tokenizer import ChatTokenizer
 
 NUM_LOOKED_AT = 512
@@ -101,7 +101,7 @@ def check_special_tokens(subject: Tokens) -> Iterator[str]:
     for prompt, files in islice(prompts, NUM_LOOKED_AT):
         if found := sorted(subject.tokenizer.special_texts_in(prompt.messages)):
             yield (
-                f"{row_named(prompt.index, files)} contains the text `{found[0]}`, which the "
+                f"{describe_row(prompt.index, files)} contains the text `{found[0]}`, which the "
                 "model reads as a special token: text of users can open or end a turn there"
             )
             return
@@ -110,5 +110,5 @@ def check_special_tokens(subject: Tokens) -> Iterator[str]:
 def split_markers(tokenizer: ChatTokenizer) -> dict[str, int]:
     """Return each marker of the template that is not a single token, with its number of tokens."""
     found = set(_MARKER.findall(tokenizer.template or ""))
-    lengths = {marker: len(tokenizer.encode_more(marker)) for marker in found}
+    lengths = {marker: len(tokenizer.encode_continuation(marker)) for marker in found}
     return {marker: number for marker, number in lengths.items() if number > 1}

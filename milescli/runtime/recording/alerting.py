@@ -17,11 +17,11 @@ from milescli.checkpoint.run_dir import RunDir, step_done
 from milescli.console.output import Output
 from milescli.core.errors import MilesError
 from milescli.core.events import (
+    AdapterEvent,
     EvalDone,
     Event,
     EventBus,
     Notice,
-    OfAdapter,
     PhaseStarted,
     RowStepDone,
     RunEnded,
@@ -32,7 +32,7 @@ from milescli.core.private import without_private
 from milescli.core.units import format_duration, format_time
 from milescli.insight.diagnoses.engines import longest_silence_s
 from milescli.insight.series import MAX_WINDOW
-from milescli.recipe.alerts import told_of
+from milescli.recipe.alerts import describe_alerts
 from milescli.recipe.machine import RunSettings
 from milescli.runtime.recording.listeners import EventLog
 from milescli.runtime.recovery.stops import BY_USER
@@ -57,7 +57,7 @@ def alerting(
 ) -> Iterator[None]:
     """Send the alerts of the attempt within the context; at its end wait for them within a bound.
     An alert that is not delivered becomes a line in events.jsonl and a warning."""
-    if not told_of(settings):
+    if not describe_alerts(settings):
         yield
         return
     listener = Alerting(run, settings, bus=bus)
@@ -102,7 +102,7 @@ class Alerting:
     def __call__(self, event: Event) -> None:
         """Send an alert if the event requires one; warn of an alert that was not delivered."""
         self._silence.record(event)
-        if isinstance(event, OfAdapter):
+        if isinstance(event, AdapterEvent):
             return
         if isinstance(event, StepDone | RowStepDone):
             self._step, self._num_steps = event.step, event.num_steps
@@ -224,7 +224,7 @@ class SilenceMeter:
 
     def record(self, event: Event) -> None:
         """Record an event: its time ends the current silence."""
-        done = event.event if isinstance(event, OfAdapter) else event
+        done = event.event if isinstance(event, AdapterEvent) else event
         if isinstance(done, StepDone):
             self._steps.append(done.seconds.step_s)
         elif isinstance(done, RowStepDone):

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.events import (
+    AdapterEvent,
     Event,
     EventBus,
     Notice,
-    OfAdapter,
     RowStepDone,
     StepDone,
     VerdictGiven,
@@ -57,7 +57,7 @@ class VerdictEmitter:
     def __call__(self, event: Event) -> None:
         """Emit the result of the last read; start another one after a step, if enough time has
         passed."""
-        done = event.event if isinstance(event, OfAdapter) else event
+        done = event.event if isinstance(event, AdapterEvent) else event
         if not isinstance(done, StepDone | RowStepDone):
             return
         if self._thread is not None and not self._thread.is_alive():

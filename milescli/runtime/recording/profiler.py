@@ -49,7 +49,7 @@ class Profiler:
         """Refuse a request that an earlier attempt left, so that its caller stops waiting."""
         self._run, self._trainer, self._engines, self._bus = run, trainer, engines, bus
         self._active: _Active | None = None
-        if files.is_pending(run) and (old := files.take(run)) is not None:
+        if files.is_pending(run) and (old := files.take_request(run)) is not None:
             ended = State(progress=Progress.ENDED, first_step=0, last_step=0)
             files.write_state(run, old.number, ended)
 
@@ -79,7 +79,7 @@ class Profiler:
             files.write_state(self._run, active.request.number, ended)
 
     async def _begin(self, step: int, loop: object) -> None:
-        wanted = await in_thread(lambda: files.take(self._run))
+        wanted = await in_thread(lambda: files.take_request(self._run))
         if wanted is None:
             return
         folder = files.folder_of(self._run, wanted.number)

@@ -115,7 +115,7 @@ def trainer_logprobs(
     shown: Mapping[Place, int], logprobs: Mapping[int, np.ndarray]
 ) -> TrainerLogprobs:
     """Return the trainer's log-probs of the samples that are written. `logprobs`: as
-    `Stepped.logprobs`."""
+    `StepResult.logprobs`."""
     return {p: logprobs[n].tolist() for p, n in shown.items() if n in logprobs}
 
 

@@ -20,11 +20,11 @@ from typing import Any
 
 from milescli.checkpoint.base import MANIFEST_NAME
 from milescli.checkpoint.journal import (
-    Place,
+    RecordLocation,
     RecordWriter,
-    keep_only,
+    intact_records,
     read_record,
-    whole_records,
+    retain_records,
 )
 from milescli.checkpoint.store import CheckpointStore
 from milescli.core.concurrency import in_thread
@@ -92,15 +92,15 @@ class _Contents:
     """Holds what the files contain."""
 
     heads: dict[int, GroupHead] = field(default_factory=dict)
-    places: dict[int, Place] = field(default_factory=dict)
-    batches: dict[int, tuple[BatchRecord, Place]] = field(default_factory=dict)
+    places: dict[int, RecordLocation] = field(default_factory=dict)
+    batches: dict[int, tuple[BatchRecord, RecordLocation]] = field(default_factory=dict)
     step_of: dict[int, int] = field(default_factory=dict)
     """Position -> step of the batch that contains it."""
     identity: Identity | None = None
     """Identity in the newest file; None if there is no file."""
     is_one_past: bool = True
 
-    def add(self, head: dict[str, Any], place: Place) -> None:
+    def add(self, head: dict[str, Any], place: RecordLocation) -> None:
         """Add a record; a later record of the same position or step replaces an earlier one."""
         if head["kind"] == "begin":
             identity = Identity(past=head["past"], line=head["line"])
@@ -136,7 +136,7 @@ class SampleJournal:
         self._folder, self.identity, self.bound_bytes = folder, identity, bound_bytes
         self._max_staleness, self.oldest_kept, self._warn = max_staleness, oldest_kept, warn
         self._heads: dict[int, GroupHead] = {}
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, RecordLocation] = {}
         self._batches: dict[int, BatchRecord] = {}
         self._segments: list[_Segment] = []
         self._writer: RecordWriter | None = None
@@ -203,12 +203,12 @@ class SampleJournal:
 
     def _contents(self) -> _Contents:
         found = _Contents()
-        records = list[tuple[tuple[float, bool], dict[str, Any], Place]]()
+        records = list[tuple[tuple[float, bool], dict[str, Any], RecordLocation]]()
         for number, path in enumerate(self._files()):
             segment, started = _Segment(path, size=path.stat().st_size), float(number)
             self._segments.append(segment)
             with suppress(*_BAD_RECORD):  # what comes after it is left out
-                for place, head in whole_records(path):
+                for place, head in intact_records(path):
                     started = head.get("started") or started
                     # an attempt records a batch when it has its groups, maybe in other files
                     records.append(((started, head["kind"] == "batch"), head, place))
@@ -226,7 +226,7 @@ class SampleJournal:
         for segment in self._segments:
             begin = [place for place, head in _heads(segment.path) if head["kind"] == "begin"]
             ours = [place for place in keep if place.path == segment.path]
-            keep_only(segment.path, begin + sorted(ours, key=lambda place: place.offset))
+            retain_records(segment.path, begin + sorted(ours, key=lambda place: place.offset))
             segment.size = segment.path.stat().st_size
         # where they are has changed
         for segment in self._segments:
@@ -247,12 +247,12 @@ class SampleJournal:
         fits = all(self._fits(step, position) for position in batch.positions)
         return batch if fits else None
 
-    def recorded(self, step: int, position: int) -> tuple[GroupHead, Place] | None:
+    def recorded(self, step: int, position: int) -> tuple[GroupHead, RecordLocation] | None:
         """Return where the group of this position is, if `step` may use it."""
         fits = self._fits(step, position)
         return (self._heads[position], self._places[position]) if fits else None
 
-    def adopt(self, position: int, head: GroupHead, place: Place) -> None:
+    def adopt(self, position: int, head: GroupHead, place: RecordLocation) -> None:
         """Read the group of this position from `place` from now on."""
         self._heads[position], self._places[position] = head, place
 
@@ -418,9 +418,9 @@ class SampleJournal:
         self._segments.clear()
 
 
-def _heads(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _heads(path: Path) -> Iterator[tuple[RecordLocation, dict[str, Any]]]:
     with suppress(*_BAD_RECORD):
-        yield from whole_records(path)
+        yield from intact_records(path)
 
 
 def _note(segment: _Segment, head: dict[str, Any]) -> None:

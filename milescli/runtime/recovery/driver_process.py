@@ -29,7 +29,7 @@ from milescli.checkpoint.run_dir import (
 )
 from milescli.cluster.watchdog import wait_for_clean_up
 from milescli.core import errors
-from milescli.core.driver_pipe import Said, heard, speak_into
+from milescli.core.driver_pipe import DriverReport, read_report, set_parent_pipe
 from milescli.core.errors import (
     ExitCode,
     MilesError,
@@ -210,7 +210,7 @@ def _name_of(number: int) -> str:
         return f"signal {number}"
 
 
-def _conclude(report: Said, run: RunDir, *, error: MilesError) -> None:
+def _conclude(report: DriverReport, run: RunDir, *, error: MilesError) -> None:
     """Write the verdict that the driver could not write. If it died before its attempt began, there
     is one only if the user stopped it."""
     by_user = isinstance(error, BY_USER)
@@ -234,7 +234,7 @@ def _seconds_since(log_dir: Path) -> float:
     return max(time.time() - min(times), 0.0) if times else 0.0
 
 
-def _wait_for_clean_up(report: Said) -> None:
+def _wait_for_clean_up(report: DriverReport) -> None:
     """Wait until the driver's processes are gone. Raises MachineError if something is left."""
     if "token" in report:
         wait_for_clean_up(
@@ -283,7 +283,7 @@ class Ended:
     """Describes how a driver ended."""
 
     pid: int
-    report: Said
+    report: DriverReport
     """What the driver itself reported."""
     code: int
     """Exit code of the process; -N: killed by signal N."""
@@ -316,7 +316,7 @@ def run_in_child(work: Callable[[], None], *, on_hold: Callable[[int], None]) ->
             os.setpgid(child, child)
     try:
         code, stopped_by = _wait(child, passed_on, in_foreground=in_foreground, on_hold=on_hold)
-        return Ended(pid=child, report=heard(reading), code=code, stopped_by=stopped_by)
+        return Ended(pid=child, report=read_report(reading), code=code, stopped_by=stopped_by)
     finally:
         os.close(reading)
         # what still came for the child is not for this process
@@ -337,7 +337,7 @@ def _be_driver(*, pipe: int, parent: int, own_group: bool, mask: set[signal.Sign
     if own_group:
         os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    speak_into(pipe)
+    set_parent_pipe(pipe)
 
 
 def _wait(

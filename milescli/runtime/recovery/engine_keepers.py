@@ -20,7 +20,7 @@ from milescli.core.errors import MilesError, NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Event, Notice, WorkerLost, WorkerReplaced, WorkerSilent
 from milescli.core.files import last_log_lines
 from milescli.core.run_processes import CpuClock
-from milescli.core.silence import UNSURE, Silence
+from milescli.core.silence import BUSY_TIMES, Silence
 from milescli.core.types import EngineAddress
 from milescli.models import load_facts, table
 from milescli.models.costs import token_flops
@@ -94,9 +94,9 @@ class EngineWatch:
         unheard = self._silence_reason()
         if look.stopped is not None:
             waiting = self._fleet.num_waiting(self.engine.url)
-            self.silence.look(f"{look.stopped}, and {waiting} requests are waiting for it")
+            self.silence.observe(f"{look.stopped}, and {waiting} requests are waiting for it")
         else:
-            self.silence.look(self._unexplained(unheard, is_busy=is_busy), times=UNSURE)
+            self.silence.observe(self._unexplained(unheard, is_busy=is_busy), times=BUSY_TIMES)
 
     def close(self) -> None:
         """Stop the checks."""
@@ -231,7 +231,7 @@ class EngineKeeper:
         except WorkerDied as error:
             self._on_loss(engine, error)
             return
-        if news := watch.silence.news(self._repairs.step()):
+        if news := watch.silence.warning(self._repairs.step()):
             self._repairs.bus.emit(news)
         if watch.silence.is_too_long:
             self._on_loss(engine, await watch.death())

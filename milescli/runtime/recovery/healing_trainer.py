@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milescli.checkpoint.store import not_written
+from milescli.checkpoint.store import save_failed
 from milescli.core.errors import CheckpointError, NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Notice
 from milescli.core.types import EngineAddress
@@ -212,7 +212,7 @@ class HealingTrainer(Trainer):
         self._lasting = list[Call]()
         """Calls whose effect no checkpoint holds: new ranks repeat them first."""
         self._free_devices, self._memory_state = free_devices, Call("wake")
-        """The last of `shed`, `sleep` and `wake`: new ranks begin awake."""
+        """The last of `offload_optimizer_state`, `sleep` and `wake`: new ranks begin awake."""
         self._fleets: dict[str, list[EngineAddress]] = {}
         self._open = set[str]()
         """Fleets that these ranks have a channel to."""
@@ -230,7 +230,7 @@ class HealingTrainer(Trainer):
         _, mark = self._saving.pop(adapter, (None, self._recorded.done))
         self._recorded.set_saved(mark, adapter)
 
-    def note_given_up(self, adapter: str | None = None) -> None:
+    def note_save_failed(self, adapter: str | None = None) -> None:
         """Record that the last checkpoint will never be complete: calls since the one before stay
         recorded."""
         self._saving.pop(adapter, None)
@@ -337,9 +337,9 @@ class HealingTrainer(Trainer):
                 engines, fleet = call.args
                 self._fleets[fleet] = engines
                 self._open.add(fleet)
-            case "dismiss_teachers":
+            case "free_teachers":
                 self._lasting.append(call)
-            case "shed" | "sleep" | "wake":
+            case "offload_optimizer_state" | "sleep" | "wake":
                 self._memory_state = call
             case "save":
                 self._saving[call.adapter] = call.args[0], self._recorded.done
@@ -450,9 +450,9 @@ class AdapterTrainer(Trainer):
         """Record that its newest checkpoint is complete."""
         self._trainer.note_saved(self.adapter)
 
-    def note_given_up(self) -> None:
+    def note_save_failed(self) -> None:
         """Record that its last checkpoint will never be complete."""
-        self._trainer.note_given_up(self.adapter)
+        self._trainer.note_save_failed(self.adapter)
 
 
 def _describe_repeated(calls: NumberedCalls) -> str:
@@ -467,4 +467,4 @@ def _empty_folder(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise not_written(folder, error) from error
+        raise save_failed(folder, error) from error

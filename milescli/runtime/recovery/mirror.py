@@ -25,7 +25,7 @@ from milescli.backends.stores.store import ObjectStore, StoreError, open_store
 from milescli.checkpoint.base import MANIFEST_NAME
 from milescli.checkpoint.run_control import is_model_folder
 from milescli.checkpoint.run_dir import RunDir
-from milescli.checkpoint.store import PREFIX, CheckpointStore, steps_to_forget
+from milescli.checkpoint.store import PREFIX, CheckpointStore, steps_to_remove
 from milescli.core.errors import RecipeError
 from milescli.core.events import CheckpointMirrored, Event, EventBus, Notice
 from milescli.core.files import parse_json, read_regular_bytes, sha256_of
@@ -250,7 +250,7 @@ class Mirror:
         try:
             found = objects_of_steps(self.store)
             complete = [step for step, names in found.items() if MANIFEST_NAME in names]
-            doomed = steps_to_forget(
+            doomed = steps_to_remove(
                 complete,
                 [step for step in found if step not in complete],
                 newest=newest,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir, is_locked, verdict_file
 from milescli.checkpoint.run_lock import lock
-from milescli.cluster.watchdog import wait_for_clean_up, watchdog_on_duty
+from milescli.cluster.watchdog import has_watchdog, wait_for_clean_up
 from milescli.core.files import read_json
 from milescli.core.run_processes import processes_of
 
@@ -56,7 +56,7 @@ def _end_left_behind(run: RunDir, *, output: Output) -> None:
         left = list(processes_of(token)) if token else []
         if left or scratch_dirs:
             where = note.parent.relative_to(run.path)
-            if watchdog_on_duty(token):
+            if has_watchdog(token):
                 output.note(
                     f"the driver of {where} was killed: its watchdog is ending the remaining "
                     "processes"

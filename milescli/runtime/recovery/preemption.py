@@ -16,10 +16,10 @@ from email.utils import parsedate_to_datetime
 
 from milescli.core.errors import MilesError
 from milescli.core.events import (
+    AdapterEvent,
     CheckpointMirrored,
     CheckpointSaved,
     Event,
-    OfAdapter,
     RowStepDone,
     StepDone,
 )
@@ -202,7 +202,7 @@ class PaceEstimate:
 
     def __call__(self, event: Event) -> None:
         """Record the seconds that an event reports."""
-        if isinstance(event, OfAdapter):
+        if isinstance(event, AdapterEvent):
             event = event.event
         if isinstance(event, StepDone | RowStepDone):
             is_rows = isinstance(event, RowStepDone)

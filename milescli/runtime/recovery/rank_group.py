@@ -19,10 +19,10 @@ from milescli.core.errors import WorkerDied
 from milescli.core.events import EventBus
 from milescli.core.files import last_log_lines
 from milescli.core.run_processes import CpuClock, cpu_seconds
-from milescli.core.silence import UNSURE, Silence, dump_stacks, is_stopped_process
+from milescli.core.silence import BUSY_TIMES, Silence, dump_stacks, is_stopped_process
 from milescli.core.units import format_duration
 from milescli.plan.types import TrainerLayout
-from milescli.train.base import Stepped, TrainBatch, Trainer
+from milescli.train.base import StepResult, TrainBatch, Trainer
 
 CHECK_EVERY_S = 0.2
 """Seconds between two searches for a dead rank."""
@@ -129,8 +129,8 @@ class RankGroup(Trainer):
             case "step":
                 logprobs = {n: own for each in results for n, own in each.logprobs.items()}
                 memory = tuple(seen for each in results for seen in each.memory)
-                return Stepped(report=results[0].report, logprobs=logprobs, memory=memory)
-            case "score" | "ask_teachers":
+                return StepResult(report=results[0].report, logprobs=logprobs, memory=memory)
+            case "score" | "score_by_teachers":
                 assert batch is not None, "models score a batch"
                 return self._join_results(batch, results)
             case "measure" | "finish_save":
@@ -153,7 +153,7 @@ class RankGroup(Trainer):
         return whole
 
 
-TIMED_METHODS = ("step", "apply", "score", "measure", "ask_teachers", "publish", "verify")
+TIMED_METHODS = ("step", "apply", "score", "measure", "score_by_teachers", "publish", "verify")
 """Methods that take about equally long each time for batches of similar size. A save waits for
 disks, and has its own time limit."""
 MAX_SLOWDOWN = 5.0
@@ -211,7 +211,7 @@ class RankWatch:
             return error
         for silence, hang in zip(self._silences, hangs, strict=True):
             is_sure = hang is None or hang.is_sure
-            silence.look(hang.why if hang else None, times=1.0 if is_sure else UNSURE)
+            silence.observe(hang.why if hang else None, times=1.0 if is_sure else BUSY_TIMES)
             self._report(silence)
         for number, silence in enumerate(self._silences):
             if silence.is_too_long:
@@ -226,12 +226,12 @@ class RankWatch:
         method, silence = self._doing
         usual = format_duration(silence.longest_s / MAX_SLOWDOWN)
         # where an engine hangs in a publish, it is the first to be ended
-        silence.look(f"it is in `{method}`, which took at most {usual} before", times=UNSURE)
+        silence.observe(f"it is in `{method}`, which took at most {usual} before", times=BUSY_TIMES)
         self._report(silence)
         return await self._hung(ranks, silence, 0) if silence.is_too_long else None
 
     def _report(self, silence: Silence) -> None:
-        if news := silence.news(self._step()):
+        if news := silence.warning(self._step()):
             self._bus.emit(news)
 
     async def _hung(self, ranks: RankGroup, silence: Silence, number: int) -> WorkerDied:

@@ -248,8 +248,8 @@ class StartWatch:
             for pid, name in stopped.items()
         }
         for pid, silence in self._silences.items():
-            silence.look(f"its process {pid} is stopped (SIGSTOP)")
-            if news := silence.news(0):
+            silence.observe(f"its process {pid} is stopped (SIGSTOP)")
+            if news := silence.warning(0):
                 self._bus.emit(news)
             if silence.is_too_long:
                 with suppress(ProcessLookupError):

@@ -35,7 +35,7 @@ from milescli.runtime.service.wire import (
     SampledSequence,
     SampleResult,
 )
-from milescli.train.base import Stepped
+from milescli.train.base import StepResult
 from milescli.train.optimizers import AdamStep
 
 SILENT_S = 1800.0
@@ -208,7 +208,7 @@ class Clients:
         """Run a pass, which adds to the model's gradients unless it is only forward."""
         async with model.turn:
             batch = await in_thread(lambda: batch_of(request, self.service_model.limits))
-            each: list[Stepped] = await self.trainer.call(
+            each: list[StepResult] = await self.trainer.call(
                 "accumulate", batch, adapter=model.id, backward=not request.forward_only
             )
         logprobs = {n: own for one in each for n, own in one.logprobs.items()}

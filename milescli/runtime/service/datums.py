@@ -10,7 +10,7 @@ import numpy as np
 from milescli.plan.types import Plan
 from milescli.runtime.service.wire import ClientError, Datum, PassRequest
 from milescli.train.base import TrainBatch, TrainSequence, TrainShard
-from milescli.train.objectives.client_losses import INPUTS, Inputs, objective_of
+from milescli.train.objectives.client_losses import INPUTS, LossInputs, objective_of
 from milescli.train.packing import pack
 from milescli.train.streams import Stream
 
@@ -59,7 +59,7 @@ def batch_of(request: PassRequest, limits: Limits) -> TrainBatch:
         objective=objective_of(request.loss),
         dp=limits.plan.trainer.dp,
         max_tokens_per_microbatch=limits.plan.batch.max_row_tokens(limits.plan.trainer.cp),
-        asked=range(len(sequences)),
+        logprob_ids=range(len(sequences)),
     )
     return TrainBatch(shards=[_summed(shard) for shard in batch.shards])
 
@@ -82,7 +82,7 @@ def _summed(shard: object) -> TrainShard:
 
 
 def _sequence(
-    datum: Datum, inputs: Inputs, config: Mapping[str, float], limits: Limits, *, number: int
+    datum: Datum, inputs: LossInputs, config: Mapping[str, float], limits: Limits, *, number: int
 ) -> TrainSequence:
     targets = datum.inputs.get(TARGETS)
     if targets is None:

@@ -15,7 +15,7 @@ import numpy as np
 from milescli.core.errors import RecipeError
 from milescli.core.role_views import has_role_rewards, views_of
 from milescli.core.types import Group, Sample, Trajectory
-from milescli.core.user_code import mend, name_of
+from milescli.core.user_code import name_of, plugin_fix
 from milescli.recipe.train import Train
 
 Advantage = Union[float, "Sequence[float | np.ndarray]"]
@@ -55,12 +55,14 @@ def estimate(
 ) -> AdvantageRows:
     """Return the estimator's advantages, computed separately for each role with a reward of its
     own. `weights`: of the recipe's rewards; `state`: the estimator's state. Raises RecipeError
-    unless they are one finite number per sample or token."""
+    unless each sample or token gets one finite number."""
     if keeps_state(estimator):
-        return _estimated(estimator, groups, settings=settings, state=dict(state))
+        return _call_estimator(estimator, groups, settings=settings, state=dict(state))
     if has_role_rewards(groups):
         return _by_role(estimator, groups, settings=settings, weights=weights)
-    return _estimated(estimator, groups, settings=settings, **_further(estimator, weights))
+    return _call_estimator(
+        estimator, groups, settings=settings, **_extra_arguments(estimator, weights)
+    )
 
 
 def keeps_state(estimator: AdvantageEstimator) -> bool:
@@ -89,11 +91,11 @@ def next_state(
     raise RecipeError(
         f"`next_state` of the advantage estimator `{name_of(estimator)}` returned {made!r}",
         why="checkpoints store what it keeps as finite numbers by name",
-        fix=mend(estimator),
+        fix=plugin_fix(estimator),
     )
 
 
-def _further(estimator: AdvantageEstimator, weights: Mapping[str, float]) -> dict[str, Any]:
+def _extra_arguments(estimator: AdvantageEstimator, weights: Mapping[str, float]) -> dict[str, Any]:
     return {"weights": weights} if getattr(estimator, "needs_weights", False) else {}
 
 
@@ -113,8 +115,8 @@ def _by_role(
         numbers = [number for number, of_group in enumerate(views) if role in of_group]
         parts = [views[number][role] for number in numbers]
         own_groups = [part.group for part in parts]
-        further = _further(estimator, weights)
-        given = _estimated(estimator, own_groups, settings=settings, **further)
+        further = _extra_arguments(estimator, weights)
+        given = _call_estimator(estimator, own_groups, settings=settings, **further)
         for number, part, values in zip(numbers, parts, given, strict=True):
             for (place, lines), value in zip(part.places, values, strict=True):
                 for order, line in enumerate(lines):
@@ -123,7 +125,7 @@ def _by_role(
     return rows
 
 
-def _estimated(
+def _call_estimator(
     estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train, **further: Any
 ) -> AdvantageRows:
     rows = estimator(groups=groups, settings=settings, **further)
@@ -133,18 +135,18 @@ def _estimated(
         raise RecipeError(
             f"the advantage estimator `{name}` returned {sizes} values per group",
             why=f"the groups have {expected} samples, and each sample needs one value",
-            fix=mend(estimator, "it returns a list of numbers for each group"),
+            fix=plugin_fix(estimator, "it returns a list of numbers for each group"),
         )
     for group, row in zip(groups, rows, strict=True):
         if all(type(value) is float and math.isfinite(value) for value in row):
             continue
         for index, (sample, value) in enumerate(zip(group.samples, row, strict=True)):
-            if fault := _fault(sample, value):
+            if fault := _advantage_fault(sample, value):
                 raise RecipeError(
                     f"the advantage estimator `{name}` returned {fault}",
                     why=f"for sample {index} of prompt {group.prompt.index}, whose rewards are "
                     f"{group.rewards}",
-                    fix=mend(
+                    fix=plugin_fix(
                         estimator,
                         "an advantage is a finite number, or such a number for each token of each "
                         "trajectory",
@@ -153,7 +155,7 @@ def _estimated(
     return rows
 
 
-def _fault(sample: Sample, value: Advantage) -> str | None:
+def _advantage_fault(sample: Sample, value: Advantage) -> str | None:
     import numpy as np
 
     if isinstance(value, int | float | np.number):
@@ -376,19 +378,21 @@ def turns(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndar
     batch_std = std_of([value for row in rows for sample in row for value in sample.values()])
     return [
         [
-            _spread(sample, own)
-            for sample, own in zip(group.samples, _compared(row, batch_std, settings), strict=True)
+            _at_tokens(sample, own)
+            for sample, own in zip(
+                group.samples, _normalise_turns(row, batch_std, settings), strict=True
+            )
         ]
         for group, row in zip(groups, rows, strict=True)
     ]
 
 
 def returns_of(sample: Sample, *, gamma: float) -> dict[tuple[int, int], float]:
-    """Map each (trajectory, turn) to its return: the discounted rewards from that turn on in its
-    trajectory. The part of the sample's reward that exceeds the rewards of turns comes at the end
-    of each trajectory."""
+    """Map each (trajectory, turn) to its return: the discounted rewards from that turn to the end
+    of its trajectory. The part of the sample's reward beyond the sum of its turns' rewards comes at
+    the end of each trajectory."""
     rewards = [
-        [_sum_of(trajectory, span) for span in _turns(trajectory)]
+        [_sum_of(trajectory, span) for span in _sampled_runs(trajectory)]
         for trajectory in sample.trajectories
     ]
     rest = (sample.reward or 0.0) - sum(map(sum, rewards))
@@ -410,10 +414,10 @@ def _sum_of(trajectory: Trajectory, span: tuple[int, int]) -> float:
     return float(sum(rewards[span[0] : span[1]])) if rewards is not None else 0.0
 
 
-def _compared(
+def _normalise_turns(
     row: Sequence[dict[tuple[int, int], float]], batch_std: float, settings: Train
 ) -> list[dict[tuple[int, int], float]]:
-    """Return the advantages of turns of each sample of a group, by place."""
+    """Return the advantages of the turns of each sample of a group, by place."""
     meetings: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for sample in row:
         for place, value in sample.items():
@@ -432,12 +436,12 @@ def _compared(
     ]
 
 
-def _spread(sample: Sample, own: Mapping[tuple[int, int], float]) -> list[np.ndarray]:
+def _at_tokens(sample: Sample, own: Mapping[tuple[int, int], float]) -> list[np.ndarray]:
     """Return [trajectories][num_tokens] the value of each turn at its tokens; 0 elsewhere."""
     made = []
     for index, trajectory in enumerate(sample.trajectories):
         row = np.zeros(trajectory.num_tokens, np.float32)
-        for turn, (begin, end) in enumerate(_turns(trajectory)):
+        for turn, (begin, end) in enumerate(_sampled_runs(trajectory)):
             row[begin:end] = own.get((index, turn), 0.0)
         made.append(row)
     return made
@@ -451,7 +455,7 @@ def gigpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndar
     """
     rows = []
     for group, episode in zip(groups, grpo(groups=groups, settings=settings), strict=True):
-        own = _met(group, settings, history=0)
+        own = _compare_by_observation(group, settings, history=0)
         weighted = {place: settings.turn_weight * value for place, value in own.items()}
         made = _by_sample(group, weighted)
         rows.append([[base + row for row in of] for base, of in zip(episode, made, strict=True)])
@@ -470,7 +474,7 @@ def hgpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndarr
     for group in groups:
         sums: defaultdict[Place, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for history in range(settings.turn_history + 1):
-            for place, value in _met(group, settings, history=history).items():
+            for place, value in _compare_by_observation(group, settings, history=history).items():
                 sums[place][0] += (history + 1) * value
                 sums[place][1] += history + 1
         own = {place: value / weight for place, (value, weight) in sums.items()}
@@ -481,18 +485,18 @@ def hgpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndarr
 hgpo.reads_tokens = True  # type: ignore[attr-defined]
 
 
-def _met(group: Group, settings: Train, *, history: int) -> dict[Place, float]:
-    """Return the compared return of each turn whose observation, with the `history` ones before it,
-    another turn of the group shares."""
+def _compare_by_observation(group: Group, settings: Train, *, history: int) -> dict[Place, float]:
+    """Return the normalised return of each turn whose observation, together with the `history`
+    observations before it, another turn of the group shares."""
     meetings: defaultdict[tuple[tuple[bytes, ...], ...], list[Place]] = defaultdict(list)
     returns: dict[Place, float] = {}
     for i, sample in enumerate(group.samples):
         own = returns_of(sample, gamma=settings.gamma)
         returns |= {(i, j, t): value for (j, t), value in own.items()}
         for j, line in enumerate(sample.trajectories):
-            seen = _observations(line)
-            for t in range(history, len(seen)):
-                meetings[tuple(seen[t - history : t + 1])].append((i, j, t))
+            observations = _observations(line)
+            for t in range(history, len(observations)):
+                meetings[tuple(observations[t - history : t + 1])].append((i, j, t))
     compared = dict[Place, float]()
     for places in meetings.values():
         values = [returns[place] for place in places]
@@ -506,26 +510,27 @@ def _met(group: Group, settings: Train, *, history: int) -> dict[Place, float]:
 
 
 def _observations(line: Trajectory) -> list[tuple[bytes, ...]]:
-    """Return [turns] the tokens before the turn that the policy did not sample, and the hashes of
-    the images among them."""
-    ids, before, seen = np.frombuffer(line.token_ids, np.int32), 0, []
-    for begin, end in _turns(line):
+    """Return [turns] the observation before each turn: the tokens since the previous turn, and the
+    hashes of the images among them."""
+    ids, before, observations = np.frombuffer(line.token_ids, np.int32), 0, []
+    for begin, end in _sampled_runs(line):
         shown = (s.sha256.encode() for s in line.image_spans if before <= s.start < begin)
-        seen.append((ids[before:begin].tobytes(), *shown))
+        observations.append((ids[before:begin].tobytes(), *shown))
         before = end
-    return seen
+    return observations
 
 
 def _by_sample(group: Group, own: Mapping[Place, float]) -> list[list[np.ndarray]]:
-    """Return [samples][trajectories][num_tokens] the value of each turn, at its tokens."""
+    """Return [samples][trajectories][num_tokens] the value of each turn at its tokens."""
     of: list[dict[tuple[int, int], float]] = [{} for _ in group.samples]
     for (i, j, t), value in own.items():
         of[i][j, t] = value
-    return [_spread(sample, row) for sample, row in zip(group.samples, of, strict=True)]
+    return [_at_tokens(sample, row) for sample, row in zip(group.samples, of, strict=True)]
 
 
-def _turns(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """Return [begin, end) of each run of tokens that the policy sampled."""
+def _sampled_runs(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """Return [begin, end) of each run of tokens that the policy sampled: the turns of a
+    trajectory."""
     mask = np.frombuffer(trajectory.loss_mask, np.int8)
     edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

@@ -19,7 +19,7 @@ def rae(
     3.3). R: the role's reward if it has its own, else the sample's. Samples update b in their
     order. A game is an entry of `data.mix`. A role whose tokens are not trained updates no b."""
     rows: list[list[float | list[float]]] = []
-    walk = _walk(groups, settings, dict(state))
+    walk = _update_baselines(groups, settings, dict(state))
     for group in groups:
         row: list[float | list[float]] = []
         for sample in group.samples:
@@ -34,7 +34,7 @@ def _next_state(
     *, groups: Sequence[Group], settings: Train, state: Mapping[str, float]
 ) -> dict[str, float]:
     baselines = dict(state)
-    for _ in _walk(groups, settings, baselines):
+    for _ in _update_baselines(groups, settings, baselines):
         pass
     return baselines
 
@@ -42,7 +42,7 @@ def _next_state(
 rae.next_state = _next_state  # type: ignore[attr-defined]
 
 
-def _walk(
+def _update_baselines(
     groups: Sequence[Group], settings: Train, baselines: dict[str, float]
 ) -> Iterator[list[float]]:
     """Yield the advantages [trajectories] of each sample, and update the baselines."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.train import Train
 from milescli.train.kl import MAX_LOG_RATIO, binary_kl
 from milescli.train.packed_tokens import PackedTokens
-from milescli.train.streams import Stream, require_each
+from milescli.train.streams import Stream, require_per_position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,16 @@ class CorrectionFn(Protocol):
         ...
 
 
-def corrected(
+def apply_correction(
     correction: CorrectionFn, *, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
 ) -> Correction:
-    """Call the correction. Raises RecipeError if it does not return a weight for each position."""
+    """Call the correction, and return its result. Raises RecipeError if that is not one weight for
+    each position."""
     made = correction(log_ratio=log_ratio, tokens=tokens, settings=settings)
     values = made.weights if isinstance(made, Correction) else None
-    require_each(correction, values, made, kind="correction", of="weights", count=len(log_ratio))
+    require_per_position(
+        correction, values, made, kind="correction", of="weights", count=len(log_ratio)
+    )
     return made
 
 
@@ -64,7 +67,7 @@ def importance(*, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
     rule = settings.correction
     ratio = _ratio(log_ratio, rule.level, tokens)
     if rule.mode == "binary_kl":
-        weights = torch.where(_divergence(log_ratio, tokens) <= rule.high, ratio, 0.0)
+        weights = torch.where(_binary_divergence(log_ratio, tokens) <= rule.high, ratio, 0.0)
     else:
         weights = {
             "truncate": ratio.clamp(max=rule.high),
@@ -95,7 +98,7 @@ def importance(*, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
 
 
 def _ratio(log_ratio: torch.Tensor, level: str, tokens: PackedTokens) -> torch.Tensor:
-    """Return [S] the ratio, with its logarithm clamped to +-MAX_LOG_RATIO."""
+    """Return [S] the ratio at a level, with its logarithm clamped to +-MAX_LOG_RATIO."""
     if level != "token":
         total = tokens.sum_by_sequence(log_ratio)
         if level == "geometric":
@@ -104,8 +107,8 @@ def _ratio(log_ratio: torch.Tensor, level: str, tokens: PackedTokens) -> torch.T
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def _divergence(log_ratio: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
-    """Return [S] the larger of the binary divergences from trainer to engine and back."""
+def _binary_divergence(log_ratio: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
+    """Return [S] the larger of the two binary divergences between trainer and engine."""
     engine = tokens[Stream.ENGINE]
     trainer = engine + log_ratio
     return torch.maximum(binary_kl(trainer, engine), binary_kl(engine, trainer))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import OBJECTIVES
-from milescli.core.user_code import mend
+from milescli.core.user_code import plugin_fix
 from milescli.recipe.schema import Recipe
-from milescli.train.streams import FROM_RANKS
+from milescli.train.streams import RANK_STREAMS
 from milescli.workers.isolated import IsolatedPlugin
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
             why=f"it returned {type(objective).__name__}, which has no {', '.join(lacking)}",
             fix="derive from milescli.train.objectives.policy.Policy, or add what is missing",
         )
-    if unknown := sorted(set(objective.needs) - set(FROM_RANKS)):
+    if unknown := sorted(set(objective.needs) - set(RANK_STREAMS)):
         raise RecipeError(
             f"the objective `{name}` needs a stream that trainer ranks cannot compute",
-            why=f"{', '.join(unknown)}; trainer ranks compute {', '.join(FROM_RANKS)}",
+            why=f"{', '.join(unknown)}; trainer ranks compute {', '.join(RANK_STREAMS)}",
             fix="compute the other streams in `sequences` or `complete`",
         )
     return objective
@@ -44,18 +44,18 @@ def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
 
 def load_in_driver(name: str, recipe: Recipe) -> Objective[Any]:
     """Make an objective for the driver, like `load_objective`. A user's objective makes its
-    sequences and keeps its state in a process of its own."""
+    sequences and keeps its state in a separate process."""
     objective = load_objective(name, recipe)
     if name in OBJECTIVES.builtin:
         return objective
-    apart = IsolatedPlugin(
+    isolated = IsolatedPlugin(
         OBJECTIVES.path_of(name),
         what=f"the objective `{name}`",
         plugin=objective,
         made_with={"recipe": recipe},
         live=("state",),
     )
-    return cast("Objective[Any]", apart)
+    return cast("Objective[Any]", isolated)
 
 
 def sequences_from(
@@ -66,22 +66,24 @@ def sequences_from(
     sequences = objective.sequences(items)
     names = set(sequences[0].streams) if sequences else set()
     for number, sequence in enumerate(sequences):
-        if fault := _fault(sequence, names):
+        if fault := _sequence_fault(sequence, names):
             raise RecipeError(
                 f"the objective `{name}` created a sequence that cannot be trained on",
                 why=f"sequence {number} of {len(sequences)}: {fault}",
-                fix=mend(name, "milescli.train.base.TrainSequence says what `sequences` gives"),
+                fix=plugin_fix(
+                    name, "milescli.train.base.TrainSequence says what `sequences` gives"
+                ),
             )
     if not sequences:
         raise RecipeError(
             f"the objective `{name}` created no sequence",
             why=f"it received {len(items)} items, and a step needs something to learn from",
-            fix=mend(name, "in `sequences`, a mask of zeros leaves a sequence out"),
+            fix=plugin_fix(name, "in `sequences`, a mask of zeros leaves a sequence out"),
         )
     return sequences
 
 
-def _fault(sequence: TrainSequence, names: Set[str]) -> str | None:
+def _sequence_fault(sequence: TrainSequence, names: Set[str]) -> str | None:
     arrays = {"loss_mask": sequence.loss_mask, **sequence.streams}
     num_tokens = len(sequence.token_ids)
     for array, values in arrays.items():

@@ -36,7 +36,7 @@ class ClientLoss:
         """Do nothing: the client sends every stream."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """Compute the formula."""
+        """Return the formula's loss of each token."""
         return TokenLoss(loss=self.formula(tokens))
 
 
@@ -77,15 +77,15 @@ def dro(*, recipe: Recipe) -> ClientLoss:
     equation 5)."""
 
     def formula(tokens: PackedTokens) -> torch.Tensor:
-        apart = _logprobs(tokens) - tokens[Stream.ENGINE]
-        return 0.5 * tokens[BETA] * apart**2 - tokens[Stream.ADVANTAGE] * _logprobs(tokens)
+        log_ratio = _logprobs(tokens) - tokens[Stream.ENGINE]
+        return 0.5 * tokens[BETA] * log_ratio**2 - tokens[Stream.ADVANTAGE] * _logprobs(tokens)
 
     return ClientLoss(formula)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """The inputs that a loss takes with each datum, by the names of the API."""
+class LossInputs:
+    """Lists the inputs that a loss takes with each datum, by the names of the API."""
 
     streams: Mapping[str, str]
     """Input -> stream with one value for each target token."""
@@ -94,24 +94,24 @@ class Inputs:
 
 
 _OF_SAMPLES = {"logprobs": Stream.ENGINE, "advantages": Stream.ADVANTAGE}
-_CLIPPED = Inputs(
+_CLIPPED = LossInputs(
     streams=_OF_SAMPLES,
     settings={"clip_low_threshold": (LOW, 0.8), "clip_high_threshold": (HIGH, 1.2)},
 )
-INPUTS: Mapping[str, Inputs] = MappingProxyType(
+INPUTS: Mapping[str, LossInputs] = MappingProxyType(
     {
-        "cross_entropy": Inputs(streams={}, settings={"weights": (WEIGHT, 1.0)}),
-        "importance_sampling": Inputs(streams=_OF_SAMPLES),
+        "cross_entropy": LossInputs(streams={}, settings={"weights": (WEIGHT, 1.0)}),
+        "importance_sampling": LossInputs(streams=_OF_SAMPLES),
         "ppo": _CLIPPED,
         "cispo": _CLIPPED,
-        "dro": Inputs(streams=_OF_SAMPLES, settings={"beta": (BETA, 0.05)}),
+        "dro": LossInputs(streams=_OF_SAMPLES, settings={"beta": (BETA, 0.05)}),
     }
 )
 """Name of a loss -> its inputs."""
 
 
 def objective_of(loss: str) -> str:
-    """Return the name by which trainer ranks load the loss."""
+    """Return the import path by which trainer ranks load the loss."""
     return f"{__name__}:{loss}"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from milescli.core.plug_points import ADVANTAGES, AGGREGATIONS, CORRECTIONS, CREDITS, SURROGATES
 from milescli.core.types import Group, Sample, StepReport
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.distill import teachers_by_source
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
@@ -26,19 +26,19 @@ from milescli.train.advantages import (
 from milescli.train.aggregation import Aggregation, share_of
 from milescli.train.base import (
     Figure,
-    Outline,
     Reduce,
+    SequenceOutline,
     TokenLoss,
     TrainSequence,
     sequence_of,
 )
-from milescli.train.corrections import CorrectionFn, corrected
+from milescli.train.corrections import CorrectionFn, apply_correction
 from milescli.train.credits import Credit
 from milescli.train.kl import MAX_LOG_RATIO, kl_estimate, log_ratio_at
-from milescli.train.objectives.supervised import divergence, needs_of, streams_of
+from milescli.train.objectives.supervised import distill_streams, divergence, teacher_streams
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
-from milescli.train.surrogates import Surrogate, terms_of
+from milescli.train.surrogates import Surrogate, compute_terms
 from milescli.workers.isolated import resolve_isolated
 
 
@@ -66,7 +66,8 @@ class EntropyControl:
         return {"entropy_coef": self._coef, "entropy_is_low": float(self._is_low)}
 
     def observe(self, entropy: float | None) -> None:
-        """Update the weight. `entropy` is the mean over the trained tokens of the step, in nats."""
+        """Update the weight. `entropy`: mean over the trained tokens of the step, in nats; None
+        leaves the weight as it is."""
         target, delta = self._settings.entropy_target, self._settings.entropy_delta
         if target is None or entropy is None:
             return
@@ -75,7 +76,7 @@ class EntropyControl:
         self._coef = min(max(moved, 0.0), self._settings.entropy_max)
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         self._coef = state.get("entropy_coef", self._coef)
         self._is_low = bool(state.get("entropy_is_low", self._is_low))
 
@@ -84,9 +85,9 @@ _STD_FLOOR = 1e-8
 """Added to a variance before whitening by its root."""
 TRUNCATION = 2.0
 """Bound of the ratio trainer / engine of a token (TIS, fengyao.notion.site/off-policy-rl)."""
-_KEPT = "advantage."
+_STATE_PREFIX = "advantage."
 """Prefix of the names of numbers in the advantage estimator's state."""
-_SHOWN = "figure."
+_METRIC_PREFIX = "figure."
 """Prefix of the names of streams that become metrics."""
 
 
@@ -105,7 +106,7 @@ class Policy:
         aggregation: Aggregation | None = None,
     ) -> None:
         """Use the given pieces, and those that the recipe names for the others."""
-        self.settings = train = _filled_in(recipe)
+        self.settings = train = _with_defaults(recipe)
         self.advantage = advantage or resolve_isolated(ADVANTAGES, train.advantage)
         self.reward_weights = recipe.rollout.reward_weights
         self.credit = credit or CREDITS.load(train.credit)
@@ -117,7 +118,11 @@ class Policy:
         self.teacher_of = {} if train.distill.is_served else teachers_by_source(train.distill)
         self.is_taught = bool(train.distill.teachers)
         self.teacher_in_reward = self.is_taught and train.distill.kl == "sampled"
-        needs = {*_needs_of(self.credit), *_needs_of(self.surrogate), *needs_of(train.distill)}
+        needs = {
+            *_needs_of(self.credit),
+            *_needs_of(self.surrogate),
+            *distill_streams(train.distill),
+        }
         if self.old is Stream.OLD and train.updates_per_step > 1:
             needs.add(Stream.OLD)  # with one update, the policy itself is still the old one
         if self.correction is not None or self.kl_in_reward:
@@ -183,7 +188,8 @@ class Policy:
         number: int,
         has_turn_rewards: bool = False,
     ) -> Iterator[TrainSequence]:
-        """Yield the sequences of the group with this number in the step, with its advantages."""
+        """Yield the sequences of one group of the step. `number`: its index; `row`: its
+        advantages."""
         for sample, advantage in zip(group.samples, row, strict=True):
             yield from self._of_sample(
                 sample,
@@ -193,7 +199,7 @@ class Policy:
                 has_turn_rewards=has_turn_rewards,
             )
 
-    def outlines(self, items: Sequence[Group]) -> list[Outline]:
+    def outlines(self, items: Sequence[Group]) -> list[SequenceOutline]:
         """Return the outlines of the sequences that `sequences` would return, for groups whose
         tokens are in another process."""
         return [
@@ -203,8 +209,9 @@ class Policy:
             for _, outline in self._outlines(sample, number)
         ]
 
-    def _outlines(self, sample: Sample, group: int) -> Iterator[tuple[int, Outline]]:
-        """Yield (trajectory, outline) of each trajectory that is trained on, or has no weight."""
+    def _outlines(self, sample: Sample, group: int) -> Iterator[tuple[int, SequenceOutline]]:
+        """Yield (index, outline) of each trajectory, except for those of roles that are not
+        trained."""
         num_tokens = sample.num_loss_tokens if sample.is_learned else 0
         share = share_of(self.aggregation, num_tokens=max(num_tokens, 1), settings=self.settings)
         for index, trajectory in enumerate(sample.trajectories):
@@ -214,7 +221,7 @@ class Policy:
             part = own / num_tokens if num_tokens else 0.0
             yield (
                 index,
-                Outline(
+                SequenceOutline(
                     num_tokens=trajectory.num_tokens,
                     is_trained=bool(num_tokens and own),
                     token_weight=share.token_weight,
@@ -244,7 +251,7 @@ class Policy:
                     trajectory.rewards or np.zeros(trajectory.num_tokens), np.float32
                 )
             if trajectory.teacher is not None:
-                streams |= streams_of(trajectory.teacher)
+                streams |= teacher_streams(trajectory.teacher)
             if self.teacher_of:
                 streams[Stream.TEACHER_INDEX] = np.full(
                     trajectory.num_tokens, self.teacher_of[source], np.float32
@@ -278,7 +285,7 @@ class Policy:
         if made_here or self.is_taught:
             tokens[Stream.ADVANTAGE] = self._advantages(tokens)
         if self.correction is not None:
-            made = corrected(
+            made = apply_correction(
                 self.correction,
                 log_ratio=tokens[Stream.OLD] - tokens[Stream.ENGINE],
                 tokens=tokens,
@@ -286,7 +293,7 @@ class Policy:
             )
             tokens[Stream.CORRECTION] = made.weights
             for name, values in made.figures.items():
-                tokens[_SHOWN + name] = values
+                tokens[_METRIC_PREFIX + name] = values
         if (complete := getattr(self.surrogate, "complete", None)) is not None:
             complete(tokens, self.settings)
 
@@ -299,11 +306,11 @@ class Policy:
             old, reference = tokens[Stream.OLD], tokens[Stream.REFERENCE]
             kl = kl_estimate(old, reference, kind=self.settings.kl_estimator)
             penalty = torch.where(tokens.loss_mask, self.settings.kl_coef * kl, 0.0)
-            tokens[_SHOWN + "kl"] = kl
+            tokens[_METRIC_PREFIX + "kl"] = kl
         if self.teacher_in_reward:
             gap = tokens[Stream.OLD] - tokens[Stream.TEACHER]
             penalty = penalty + torch.where(tokens.loss_mask, distill.coef * gap, 0.0)
-            tokens[_SHOWN + "teacher_kl"] = gap
+            tokens[_METRIC_PREFIX + "teacher_kl"] = gap
         values = self.credit(
             advantages=given, penalty=penalty, tokens=tokens, settings=self.settings
         )
@@ -312,7 +319,7 @@ class Policy:
         return whitened(values, tokens) if self.settings.whiten else values
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """Compute surrogate x correction + kl_coef * KL - entropy_coef * entropy, per token, plus
+        """Return surrogate x correction + kl_coef * KL - entropy_coef * entropy, per token, plus
         the terms of `train.distill`. The metric `clamp_fraction` is the share of tokens whose ratio
         was clamped."""
         assert tokens.logprobs is not None and tokens.entropy is not None
@@ -321,7 +328,7 @@ class Policy:
         raw = tokens.logprobs - old
         log_ratio = log_ratio_at(settings.ratio, raw, tokens).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         advantages = tokens[Stream.ADVANTAGE]
-        terms = terms_of(
+        terms = compute_terms(
             self.surrogate,
             log_ratio=log_ratio,
             advantages=advantages,
@@ -333,18 +340,18 @@ class Policy:
             loss = loss * tokens[Stream.CORRECTION]
         if Stream.TRUNCATION in tokens:
             before = tokens[Stream.OLD] if Stream.OLD in tokens else tokens.logprobs.detach()
-            apart = (before - tokens[Stream.ENGINE]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-            shown["correction_ratio"] = apart.exp()
-            loss = loss * torch.minimum(apart.exp(), tokens[Stream.TRUNCATION])
+            mismatch = (before - tokens[Stream.ENGINE]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+            shown["correction_ratio"] = mismatch.exp()
+            loss = loss * torch.minimum(mismatch.exp(), tokens[Stream.TRUNCATION])
         if settings.off_policy_mask is not None:
-            is_left = self._has_left(tokens, advantages, bound=settings.off_policy_mask)
+            is_left = self._has_diverged(tokens, advantages, bound=settings.off_policy_mask)
             loss = torch.where(is_left, 0.0, loss)
             shown["off_policy_masked"] = is_left.float()
         shown["clamp_fraction"] = (raw.abs() > MAX_LOG_RATIO).float()
         shown |= {
-            name.removeprefix(_SHOWN): tokens[name]
+            name.removeprefix(_METRIC_PREFIX): tokens[name]
             for name in (*tokens.streams, *tokens.new_streams)
-            if name.startswith(_SHOWN)
+            if name.startswith(_METRIC_PREFIX)
         }
         figures = {
             "policy_loss": Figure(loss.detach(), Reduce.LOSS),
@@ -358,9 +365,9 @@ class Policy:
             loss = loss + settings.kl_coef * kl
             figures["kl"] = Figure(kl.detach())
         if self.is_taught and not self.teacher_in_reward:
-            apart = divergence(tokens, settings.distill)
-            loss = loss + settings.distill.coef * apart
-            figures["teacher_kl"] = Figure(apart.detach())
+            teacher_kl = divergence(tokens, settings.distill)
+            loss = loss + settings.distill.coef * teacher_kl
+            figures["teacher_kl"] = Figure(teacher_kl.detach())
         if Stream.ENTROPY_COEF in tokens:
             figures["entropy_coef"] = Figure(tokens[Stream.ENTROPY_COEF])
             loss = loss - tokens[Stream.ENTROPY_COEF] * tokens.entropy
@@ -379,31 +386,33 @@ class Policy:
 
     @property
     def state(self) -> dict[str, float]:
-        """Return everything that changes from step to step (`Adapting`)."""
+        """Return everything that changes from step to step (`AdaptiveObjective`)."""
         truncation = {} if self.truncation is None else {"truncation": self.truncation}
-        kept = {_KEPT + name: value for name, value in self.kept.items()}
-        return {**self.entropy.state, **truncation, **kept}
+        state = {_STATE_PREFIX + name: value for name, value in self.kept.items()}
+        return {**self.entropy.state, **truncation, **state}
 
     def observe(self, report: StepReport) -> None:
         """Adapt the entropy weight to a step's report, and commit the advantage estimator's state
-        after the step (`Adapting`)."""
+        after the step (`AdaptiveObjective`)."""
         self.entropy.observe(report.figures.get("entropy"))
         if self._kept_after is not None:
             self.kept, self._kept_after = self._kept_after, None
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Restore what `state` returned (`Adapting`)."""
+        """Restore the state that `state` returned (`AdaptiveObjective`)."""
         self.entropy.restore(state)
         self.truncation = state.get("truncation")
         self.kept = {
-            name.removeprefix(_KEPT): value
+            name.removeprefix(_STATE_PREFIX): value
             for name, value in state.items()
-            if name.startswith(_KEPT)
+            if name.startswith(_STATE_PREFIX)
         }
         self._kept_after = None
 
     @staticmethod
-    def _has_left(tokens: PackedTokens, advantages: torch.Tensor, *, bound: float) -> torch.Tensor:
+    def _has_diverged(
+        tokens: PackedTokens, advantages: torch.Tensor, *, bound: float
+    ) -> torch.Tensor:
         """Return [S] True where the advantage is negative and the mean over the sequence of log
         pi_engine - log pi is above `bound` (OPSM of DeepSeek-V3.2, arXiv 2512.02556)."""
         assert tokens.logprobs is not None
@@ -421,8 +430,8 @@ def whitened(values: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
     return centred * torch.rsqrt(variance + _STD_FLOOR)
 
 
-def _filled_in(recipe: Recipe) -> Train:
-    """Return `train`, with null settings filled in from other sections."""
+def _with_defaults(recipe: Recipe) -> Train:
+    """Return `train` with null settings replaced by settings of other sections."""
     length = recipe.train.constant_length or recipe.rollout.max_response_tokens
     return recipe.train.model_copy(update={"constant_length": length})
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from milescli.core.types import Pair, Trajectory
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import REFERENCE_FREE, Preference
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence, sequence_of
@@ -59,7 +59,7 @@ class Kto:
         tokens[_BASELINE] = torch.ones_like(share) * baseline
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """Compute weight * (1 - sigmoid(+-beta (reward - baseline))), spread over a response's
+        """Return weight * (1 - sigmoid(+-beta (reward - baseline))), spread over a response's
         tokens."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         settings, count = self.settings, tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0)
@@ -97,7 +97,7 @@ def _sequence(side: Trajectory, *, kind: float, number: int, weighs: bool) -> Tr
 
 
 def _mismatched(items: Sequence[Pair]) -> list[tuple[Trajectory, Trajectory]]:
-    """Return (side, a side of the next row), for each side."""
+    """Return (side, a side of the next row) for each side."""
     return [
         (side, after.sides[min(place, len(after.sides) - 1)])
         for pair, after in zip(items, [*items[1:], items[0]], strict=True)
@@ -106,7 +106,7 @@ def _mismatched(items: Sequence[Pair]) -> list[tuple[Trajectory, Trajectory]]:
 
 
 def _joined(prompt: Trajectory, other: Trajectory) -> Trajectory:
-    """Join the prompt of one trajectory with the response of the other."""
+    """Return the prompt of one trajectory joined with the response of the other."""
     start, begin = (side.loss_mask.index(1) for side in (prompt, other))
     return Trajectory(
         token_ids=prompt.token_ids[:start] + other.token_ids[begin:],
@@ -157,7 +157,7 @@ class Pairs:
         """Do nothing: the loss needs no more streams."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """Compute the pair's loss, spread evenly over the trained tokens of both sides."""
+        """Return the pair's loss, spread evenly over the trained tokens of both sides."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         settings, count = self.settings, tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0)
         policy = tokens.sum_by_sequence(tokens.logprobs)
@@ -281,7 +281,7 @@ def simpo(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) ->
 def orpo(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
     """Return [pairs] ORPO's odds-ratio loss (arXiv 2403.07691, eq. 6 and 7) times beta; the caller
     adds the imitation of the chosen response."""
-    odds = (chosen - log_not(chosen)) - (rejected - log_not(rejected))
+    odds = (chosen - log_one_minus_exp(chosen)) - (rejected - log_one_minus_exp(rejected))
     return -settings.beta * logsigmoid(odds)
 
 
@@ -290,8 +290,8 @@ def logsigmoid(values: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.logsigmoid(values)
 
 
-def log_not(logprob: torch.Tensor) -> torch.Tensor:
-    """Compute log(1 - exp(x)) for x < 0 without loss of precision."""
+def log_one_minus_exp(logprob: torch.Tensor) -> torch.Tensor:
+    """Return log(1 - exp(x)) for x < 0 without loss of precision."""
     logprob = logprob.clamp(max=-1e-7)
     small = torch.log1p(-logprob.exp())
     return torch.where(logprob > -0.6931, torch.log(-torch.expm1(logprob)), small)

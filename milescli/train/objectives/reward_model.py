@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from milescli.core.types import Group, Pair
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
 from milescli.train.packed_tokens import PackedTokens
@@ -46,7 +46,7 @@ class RewardModel:
         """Do nothing: the loss needs no more streams."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """Compute -log sigmoid(chosen - rejected - margin) + center * (chosen + rejected)^2 of each
+        """Return -log sigmoid(chosen - rejected - margin) + center * (chosen + rejected)^2 of each
         pair."""
         assert tokens.scores is not None, "a reward model gives scores"
         scores = tokens.sum_by_sequence(tokens.scores)
@@ -91,8 +91,8 @@ def scored_sequence(token_ids: Sequence[int], *, group: int, margin: float = 0.0
 
 
 class Value:
-    """Implements Objective for a model that gives scores, on the tokens of another objective's
-    step, which has set VALUES and RETURNS."""
+    """Implements Objective for a model that gives scores, on the tokens of a policy's step, whose
+    objective has set VALUES and RETURNS."""
 
     needs: frozenset[Stream] = frozenset()
     of_scores = True
@@ -102,14 +102,14 @@ class Value:
         self.settings = recipe.train.critic
 
     def sequences(self, items: Sequence[Group]) -> list[TrainSequence]:
-        """Fail: the critic trains on the policy's sequences."""
+        """Raise NotImplementedError: the critic trains on the policy's sequences."""
         raise NotImplementedError("a critic learns from the tokens of the policy's step")
 
     def complete(self, tokens: PackedTokens) -> None:
         """Do nothing: the policy's objective has set the streams."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """Compute 0.5 max((V - R)^2, (V_clipped - R)^2); V_clipped is V clipped to within `clip` of
+        """Return 0.5 max((V - R)^2, (V_clipped - R)^2); V_clipped is V clipped to within `clip` of
         the value before the step."""
         assert tokens.scores is not None, "a critic gives scores"
         returns, before = tokens[Stream.RETURNS], tokens[Stream.VALUES]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from milescli.core.types import TeacherTokens, Trajectory
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.distill import Distill
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, TokenLoss, TrainSequence, sequence_of
@@ -24,7 +24,7 @@ class Supervised:
     takes = "chats"
 
     def __init__(self, *, recipe: Recipe) -> None:
-        """Accept the recipe, none of whose settings matter here."""
+        """Accept the recipe, whose settings do not matter here."""
 
     def sequences(self, items: Sequence[Trajectory]) -> list[TrainSequence]:
         """Return one sequence per trajectory."""
@@ -43,20 +43,20 @@ class Supervised:
         """Do nothing: the loss needs no more streams."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """Compute -log pi(token)."""
+        """Return -log pi(token)."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         return TokenLoss(loss=-tokens.logprobs, figures={"entropy": Figure(tokens.entropy)})
 
 
-_MOST = -1e-7
+_MAX_LOGPROB = -1e-7
 """Largest log-prob of a set of tokens, so that the remaining probability is above 0 in float32."""
 
 BY_CANDIDATES = frozenset({Stream.CANDIDATES, Stream.TEACHER})
 """Streams that `divergence` needs."""
 
 
-def needs_of(settings: Distill) -> frozenset[Stream]:
-    """Return the streams that the ranks compute for a policy's distillation loss; the figures of
+def distill_streams(settings: Distill) -> frozenset[Stream]:
+    """Return the streams that the ranks compute for a policy's distillation loss; predictions of
     served teachers come with the samples."""
     if not settings.teachers:
         return frozenset()
@@ -65,8 +65,8 @@ def needs_of(settings: Distill) -> frozenset[Stream]:
     return frozenset(compared if settings.is_served else compared | teacher_streams)
 
 
-def streams_of(teacher_tokens: TeacherTokens) -> dict[str, np.ndarray]:
-    """Convert a teacher's tokens of a sequence to the streams of `needs_of`."""
+def teacher_streams(teacher_tokens: TeacherTokens) -> dict[str, np.ndarray]:
+    """Convert a teacher's predictions for a sequence to the streams of `distill_streams`."""
     logprobs = np.frombuffer(teacher_tokens.logprobs, np.float32)
     if not teacher_tokens.topk:
         return {Stream.TEACHER: logprobs}
@@ -83,15 +83,15 @@ def divergence(tokens: PackedTokens, settings: Distill) -> torch.Tensor:
     the policy's probability, q the teacher's (GKD, arXiv 2306.13649, section 3, with the vocabulary
     cut to k + 1). It is never negative, and 0 only if both agree on all k. Differentiable."""
     assert tokens.candidates is not None, "the ranks give the log-probs of candidates"
-    policy = with_rest(tokens.candidates)
-    teacher = with_rest(tokens[Stream.TEACHER])
+    policy = with_other_tokens(tokens.candidates)
+    teacher = with_other_tokens(tokens[Stream.TEACHER])
     own, other = (policy, teacher) if settings.kl == "reverse" else (teacher, policy)
     return (own.exp() * (own - other)).sum(dim=1)
 
 
-def with_rest(logprobs: torch.Tensor) -> torch.Tensor:
+def with_other_tokens(logprobs: torch.Tensor) -> torch.Tensor:
     """Append the log-prob of all other tokens together, log(1 - sum p): [S, k] -> [S, k + 1]."""
-    chosen = torch.logsumexp(logprobs, dim=1, keepdim=True).clamp(max=_MOST)
+    chosen = torch.logsumexp(logprobs, dim=1, keepdim=True).clamp(max=_MAX_LOGPROB)
     return torch.cat([logprobs, torch.log(-torch.expm1(chosen))], dim=1)
 
 
@@ -113,21 +113,21 @@ class Distillation(Supervised):
         teacher_tokens = [item.teacher for item in items]
         assert all(teacher_tokens), "rows are scored before the first step"
         return [
-            replace(sequence, streams=streams_of(words))
+            replace(sequence, streams=teacher_streams(words))
             for sequence, words in zip(made, teacher_tokens, strict=True)
             if words is not None
         ]
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """Compute coef * KL (`divergence`), and report -log pi(token) without training on it."""
+        """Return coef * KL (`divergence`), and report -log pi(token) without training on it."""
         assert tokens.logprobs is not None and tokens.entropy is not None
-        apart = divergence(tokens, self.settings)
+        kl = divergence(tokens, self.settings)
         shown = {
-            "teacher_kl": apart,
+            "teacher_kl": kl,
             "imitation_loss": -tokens.logprobs,
             "entropy": tokens.entropy,
         }
         return TokenLoss(
-            loss=self.settings.coef * apart,
+            loss=self.settings.coef * kl,
             figures={name: Figure(values.detach()) for name, values in shown.items()},
         )

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from milescli.platform.late import torch
+from milescli.platform.lazy import torch
 from milescli.recipe.train import Train
 from milescli.train.kl import MAX_LOG_RATIO, binary_kl
 from milescli.train.packed_tokens import PackedTokens
-from milescli.train.streams import Stream, require_each
+from milescli.train.streams import Stream, require_per_position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Surrogate(Protocol):
         ...
 
 
-def terms_of(
+def compute_terms(
     surrogate: Surrogate,
     *,
     log_ratio: torch.Tensor,
@@ -49,10 +49,13 @@ def terms_of(
     tokens: PackedTokens,
     settings: Train,
 ) -> SurrogateTerms:
-    """Call the surrogate. Raises RecipeError if it does not return a loss for each position."""
+    """Call the surrogate, and return its terms. Raises RecipeError if it does not return one loss
+    for each position."""
     terms = surrogate(log_ratio=log_ratio, advantages=advantages, tokens=tokens, settings=settings)
     values = terms.loss if isinstance(terms, SurrogateTerms) else None
-    require_each(surrogate, values, terms, kind="surrogate", of="a loss", count=len(log_ratio))
+    require_per_position(
+        surrogate, values, terms, kind="surrogate", of="a loss", count=len(log_ratio)
+    )
     return terms
 
 
@@ -212,7 +215,7 @@ _HALVINGS = 40
 """Halvings of the interval of a threshold: float32 has no finer one."""
 
 
-class _Chosen:
+class _TokenChoice:
     """Chooses tokens once a step over all ranks, so that their share does not depend on the split
     into microbatches."""
 
@@ -234,7 +237,7 @@ class _Chosen:
         raise NotImplementedError
 
 
-class ClipCov(_Chosen):
+class ClipCov(_TokenChoice):
     """PPO's clip, without `covariance.fraction` of the tokens: drawn from those whose covariance is
     between `covariance.low` and `covariance.high` (Clip-Cov, arXiv 2505.22617)."""
 
@@ -257,14 +260,14 @@ class ClipCov(_Chosen):
         tokens: PackedTokens,
         settings: Train,
     ) -> SurrogateTerms:
-        """See the class."""
+        """Return PPO's clipped loss without the chosen tokens."""
         terms = clip(log_ratio=log_ratio, advantages=advantages, tokens=tokens, settings=settings)
         chosen = tokens[CHOSEN]
         figures = {**terms.figures, "held_back_fraction": chosen}
         return SurrogateTerms(loss=terms.loss * (1.0 - chosen), figures=figures)
 
 
-class KlCov(_Chosen):
+class KlCov(_TokenChoice):
     """-r A, plus `covariance.kl_coef` |log r| at `covariance.fraction` of the tokens: those of the
     largest covariance (KL-Cov, arXiv 2505.22617)."""
 
@@ -283,7 +286,7 @@ class KlCov(_Chosen):
         tokens: PackedTokens,
         settings: Train,
     ) -> SurrogateTerms:
-        """See the class."""
+        """Return -r A, with the penalty at the chosen tokens."""
         ratio, chosen = log_ratio.exp(), tokens[CHOSEN]
         penalty = settings.covariance.kl_coef * chosen * log_ratio.abs()
         return SurrogateTerms(
@@ -294,7 +297,7 @@ class KlCov(_Chosen):
 
 def _threshold(values: torch.Tensor, tokens: PackedTokens, fraction: float) -> torch.Tensor:
     """Return the largest number that at least `fraction` of the step's trained tokens (at least
-    one) reach; found by bisection, since the values are on many ranks."""
+    one) are not below; found by bisection, since the values are on many ranks."""
     one = torch.ones_like(values)
     wanted = torch.floor(fraction * tokens.reduce(one, "sum")).clamp(min=1.0)
     high = tokens.reduce(values, "max")

@@ -122,7 +122,7 @@ def algorithms_measured(
     from milescli.backends.megatron.step import rows
     from milescli.models import load_facts
 
-    rows.WORTHWHILE = 1.0  # these prompts are short
+    rows.MAX_REMAINING_SHARE = 1.0  # these prompts are short
     own = mesh.bring_up(
         layout=TrainerLayout(**layout),
         rank=rank,

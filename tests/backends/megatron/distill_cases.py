@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milescli.core.types import StepReport, TeacherTokens
-from milescli.data.chat_masks import demonstration
+from milescli.data.chat_masks import demonstration_trajectory
 from milescli.train.base import TrainSequence, TrainShard
 from milescli.train.objectives import load_objective, sequences_from
 from milescli.train.packing import pack
@@ -108,13 +108,13 @@ def distill_steps(
 
 def _rows(made: TrainerRank, step: int) -> TrainShard:
     rows = [
-        demonstration(group.prompt.token_ids, group.samples[0].response_ids or [1])
+        demonstration_trajectory(group.prompt.token_ids, group.samples[0].response_ids or [1])
         for group in make_groups(step, vocab_size=made.facts.vocab_size)
     ]
     objective = load_objective("distillation", made.recipe)
     if made.recipe.caches_teacher:
         plain = load_objective("supervised", made.recipe).sequences(rows)
-        said = everywhere(made, made.ask_teachers, _shard(made, plain, "supervised"))
+        said = everywhere(made, made.score_by_teachers, _shard(made, plain, "supervised"))
         rows = [replace(row, teacher=_kept(*parts)) for row, parts in zip(rows, said, strict=True)]
     return _shard(made, sequences_from(objective, rows, name="distillation"), "distillation")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.backends.megatron.harness import policy_shard, trainer
 
 if TYPE_CHECKING:
-    from milescli.backends.megatron.trained import TrainedModel
+    from milescli.backends.megatron.trained_model import TrainedModel
 
 NUM_STEPS = 4
 TRAIN: dict[str, Any] = {"updates_per_step": 2}

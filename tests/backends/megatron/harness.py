@@ -11,7 +11,7 @@ import numpy as np
 import torch.distributed as dist
 
 from milescli.core.types import Group, Prompt, RoutedExperts
-from milescli.data.chat_masks import demonstration
+from milescli.data.chat_masks import demonstration_trajectory
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
@@ -134,7 +134,7 @@ def policy_shard(
 def rows_shard(made: TrainerRank, rows: list[list[int]], *, cap: int = 64) -> TrainShard:
     """Rows of tokens, all but the first of each on the loss mask; of one data-parallel rank."""
     sequences = load_objective("supervised", made.recipe).sequences(
-        [demonstration(row[:1], row[1:]) for row in rows]
+        [demonstration_trajectory(row[:1], row[1:]) for row in rows]
     )
     batch = pack(
         sequences,

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from milescli.core.types import Pair
-from milescli.data.chat_masks import demonstration
+from milescli.data.chat_masks import demonstration_trajectory
 from milescli.train.base import TrainShard
 from milescli.train.objectives import load_objective, sequences_from
 from milescli.train.packing import pack
@@ -114,7 +114,7 @@ def rows_shard(made: TrainerRank, objective: str, step: int) -> TrainShard:
     """What this rank gets of eight rows of uneven lengths."""
     rows: list[Any] = []
     for index, (prompt, *responses) in enumerate(token_pairs(step, made.facts.vocab_size)):
-        sides = [demonstration(prompt, response) for response in responses]
+        sides = [demonstration_trajectory(prompt, response) for response in responses]
         pair = Pair(index=index, chosen=sides[0], rejected=sides[1], margin=0.1 * index)
         rows.append(sides[0] if objective == "supervised" else pair)
     batch = pack(

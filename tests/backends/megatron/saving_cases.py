@@ -15,10 +15,10 @@ from typing import Any
 import torch.distributed as dist
 
 from milescli.core.errors import CheckpointError
-from milescli.platform.allocation import give_back_freed_memory, keep_freed_memory
+from milescli.platform.allocation import keep_freed_memory, release_freed_memory
 from tests.backends.megatron.harness import policy_shard, trainer
 from tests.backends.megatron.snapshot_cases import held_hashes
-from tests.memory import forget_peak, peak_bytes, resident_bytes
+from tests.memory import peak_bytes, reset_peak_memory, resident_bytes
 
 
 def saving_cases(models: dict[str, str], folder: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ def changes_wait(
             "an update": lambda: made.policy.update(1e-2),
             "the reference in its place": lambda: made.step(policy_shard(made, 1), None),
             "a copy put back": made.take_over,
-            "silent layers": lambda: made.silence_layers(1),
+            "silent layers": lambda: made.bypass_layers(1),
         }.items()
     ):
         folder = str(Path(save) / str(number))
@@ -192,8 +192,8 @@ def _growth(work: Callable[[], object]) -> int:
     until now counts as growth again, so that the blocks which happen to fit change nothing."""
     mmap_threshold = -3  # of malloc.h; larger blocks are the system's again when freed
     ctypes.CDLL(None).mallopt(mmap_threshold, 2**20)
-    give_back_freed_memory()
-    forget_peak()
+    release_freed_memory()
+    reset_peak_memory()
     before = resident_bytes()
     work()
     peak = peak_bytes()

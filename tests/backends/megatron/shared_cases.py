@@ -28,7 +28,7 @@ def shared_prompts(
     shard = policy_shard(
         made, 0, longest_prompt=longest_prompt, cap=10 * longest_prompt, shares_prompts=True
     )
-    shard = replace(shard, asked=tuple(range(len(shard.sequence_ids))))
+    shard = replace(shard, logprob_ids=tuple(range(len(shard.sequence_ids))))
     seen, gradients = {}, {}
     for shares in (False, True):
         made.learner.shares_prompts = shares

@@ -41,10 +41,10 @@ def told_by_a_step(
     train = {"old_logprobs": old, "updates_per_step": updates}
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, train=train)
     shard = policy_shard(made, 0, updates=updates)
-    asked = tuple(i for i, number in enumerate(shard.sequence_ids) if number % 2 == 0)
+    logprob_ids = tuple(i for i, number in enumerate(shard.sequence_ids) if number % 2 == 0)
     before = scores_everywhere(made, shard)
     checked = _checked(made, shard, before)
-    stepped = made.step(replace(shard, asked=asked), 1e-1)
+    stepped = made.step(replace(shard, logprob_ids=logprob_ids), 1e-1)
     first = {int(shard.sequence_ids[i]) for microbatch in shard.updates[0] for i in microbatch}
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, (dict(stepped.logprobs), first))
@@ -79,13 +79,13 @@ def _checked(
     fewer layers, which come back."""
 
     def rounded() -> list[np.ndarray]:
-        return everywhere(made, lambda own: made.score(own, rounded_otherwise=True), shard)
+        return everywhere(made, lambda own: made.score(own, with_other_rounding=True), shard)
 
     plain = np.concatenate([np.array(row) for row in before])
     first, again = (np.concatenate(rounded()) for _ in range(2))
-    made.silence_layers(0)
+    made.bypass_layers(0)
     silent = np.concatenate([np.array(row) for row in scores_everywhere(made, shard)])
-    made.silence_layers(made.facts.num_layers)
+    made.bypass_layers(made.facts.num_layers)
     return {
         "rounded": float(np.abs(first - plain).max()),
         "is_repeated": bool(np.array_equal(first, again)),

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from milescli.core.types import ImageSpan, Trajectory
-from milescli.data.chat_masks import demonstration
+from milescli.data.chat_masks import demonstration_trajectory
 from milescli.train.base import TrainShard
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack
@@ -121,7 +121,7 @@ def _spans(row: dict) -> tuple[ImageSpan, ...]:
 
 
 def _trajectory(row: dict, *, sampled: bool) -> Trajectory:
-    made = make_trajectory if sampled else demonstration
+    made = make_trajectory if sampled else demonstration_trajectory
     trajectory = made(row["ids"][: row["prompt"]], row["ids"][row["prompt"] :])
     return replace(trajectory, image_spans=_spans(row))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from milescli.backends.ray import joining
-from milescli.backends.ray.joining import patiently, require_room, uninterrupted
+from milescli.backends.ray.joining import deferring_signals, require_threads, with_longer_node_wait
 from milescli.core.errors import ExitCode, MachineError
 
 
@@ -30,7 +30,7 @@ def _interruptible():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_takes_effect_at_the_end(number: signal.Signals) -> None:
     reached = False
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
+    with pytest.raises(KeyboardInterrupt), deferring_signals():
         os.kill(os.getpid(), number)
         reached = True
     assert reached and signal.getsignal(number) is signal.default_int_handler
@@ -38,7 +38,7 @@ def test_a_signal_takes_effect_at_the_end(number: signal.Signals) -> None:
 
 def test_a_second_one_takes_effect_at_once() -> None:
     reached = False
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
+    with pytest.raises(KeyboardInterrupt), deferring_signals():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         reached = True
@@ -46,11 +46,11 @@ def test_a_second_one_takes_effect_at_once() -> None:
 
 
 def test_what_fails_meanwhile_is_raised_and_whoever_ignores_interrupts_goes_on_to() -> None:
-    with pytest.raises(ConnectionError), uninterrupted():
+    with pytest.raises(ConnectionError), deferring_signals():
         os.kill(os.getpid(), signal.SIGINT)
         raise ConnectionError
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with uninterrupted():
+    with deferring_signals():
         os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -68,11 +68,11 @@ def test_a_node_that_starts_slowly_is_waited_for_and_a_dead_one_is_not(
         return {"node": node_id}
 
     monkeypatch.setattr(services, "get_node", look)
-    with patiently():
-        monkeypatch.setattr(joining, "raylet_lives", lambda: False)
+    with with_longer_node_wait():
+        monkeypatch.setattr(joining, "is_raylet_alive", lambda: False)
         with pytest.raises(ChildProcessError, match="raylet ended"):
             services.get_node("127.0.0.1:1", "first")
-        monkeypatch.setattr(joining, "raylet_lives", lambda: True)
+        monkeypatch.setattr(joining, "is_raylet_alive", lambda: True)
         assert services.get_node("127.0.0.1:1", "second") == {"node": "second"}
     assert looks == ["first", "second", "second", "second"]
     assert services.get_node is look
@@ -80,14 +80,14 @@ def test_a_node_that_starts_slowly_is_waited_for_and_a_dead_one_is_not(
 
 _LIVES = """
 import subprocess, sys
-from milescli.backends.ray.joining import raylet_lives
-told = [raylet_lives()]
+from milescli.backends.ray.joining import is_raylet_alive
+told = [is_raylet_alive()]
 child = subprocess.Popen([sys.argv[1], "60"])
-told.append(raylet_lives())
+told.append(is_raylet_alive())
 child.kill()
 while open(f"/proc/{child.pid}/stat").read().rpartition(")")[2].split()[0] != "Z":
     pass
-print(*told, raylet_lives())
+print(*told, is_raylet_alive())
 """
 
 
@@ -102,16 +102,16 @@ def test_a_raylet_lives_until_it_ends_also_where_nobody_waits_for_it(tmp_path: P
 def test_a_machine_without_loopback_is_refused_before_ray_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    require_room()
+    require_threads()
     monkeypatch.setattr(joining, "LOOPBACK", "192.0.2.1")  # kept for documents: nobody has it
     with pytest.raises(MachineError, match="no working loopback interface"):
-        require_room()
+        require_threads()
 
 
 def test_a_machine_that_allows_too_few_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "threads_left", lambda: [(5000, 9000), (20, 512)])
     with pytest.raises(MachineError, match="too few threads") as raised:
-        require_room()
+        require_threads()
     assert "20 of 512 are left" in raised.value.why
 
 

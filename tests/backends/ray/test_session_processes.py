@@ -54,12 +54,12 @@ def test_one_that_is_stopped_is_shown_then_named_and_ended_when_ray_is_left(
     processes.silence_s = 0.3
     processes.watch({"raylet": raylet}, log_dir=tmp_path)
     asyncio.run(processes.check())
-    assert processes.news(0) == []
+    assert processes.warnings(0) == []
     raylet.send_signal(signal.SIGSTOP)
     with pytest.raises(WorkerDied, match="raylet has been silent") as died:
         asyncio.run(until_async(processes.check))
     assert f"process {raylet.pid} (raylet) is stopped" in died.value.why
-    assert [news.worker for news in processes.news(0)] == ["Ray's raylet"]
+    assert [news.worker for news in processes.warnings(0)] == ["Ray's raylet"]
     assert raylet.poll() is None, "Ray would end this process at once"
     processes.expect_end()
     assert raylet.wait(60) == -signal.SIGKILL

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from milescli.data.chat_masks import demonstration
+from milescli.data.chat_masks import demonstration_trajectory
 from milescli.doctor.tiny_trainer import start_rank, tiny_plan
 from milescli.recipe.schema import Recipe
 from milescli.train.objectives import load_objective
@@ -35,7 +35,7 @@ def main() -> None:
     )
     rank = start_rank(plan, Path(request["folder"]))
     sequences = load_objective("supervised", Recipe()).sequences(
-        [demonstration(row[:1], row[1:]) for row in request["rows"]]
+        [demonstration_trajectory(row[:1], row[1:]) for row in request["rows"]]
     )
     (shard,) = pack(
         sequences,

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from milescli.core.types import RoutedExperts
-from milescli.data.chat_masks import demonstration
+from milescli.data.chat_masks import demonstration_trajectory
 from milescli.platform.ports import free_ports
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack
@@ -41,7 +41,7 @@ def scores(job: dict) -> dict[str, torch.Tensor]:
     layers, topk = job["shape"]
     trajectories = [
         replace(
-            demonstration(row[:1], row[1:]),
+            demonstration_trajectory(row[:1], row[1:]),
             routed_experts=RoutedExperts(
                 indices=base64.b64decode(record),
                 num_tokens=len(row) - 1,

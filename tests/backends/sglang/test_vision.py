@@ -29,7 +29,7 @@ from milescli.models import load_facts
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.episode.session import ChatForm, RecordingSession
-from milescli.train.objectives.supervised import streams_of
+from milescli.train.objectives.supervised import teacher_streams
 from milescli.train.streams import Stream
 from tests.backends.megatron import plain_vision
 from tests.backends.megatron.vision_cases import IMAGE, rows_of
@@ -258,7 +258,7 @@ def test_a_served_teacher_sees_the_images(seeing, monkeypatch):
         teachers = ServedTeachers(Recipe.model_validate({"train": {"distill": distill}}))
         return (await teachers.with_predictions(prompt, [line]))[0]
 
-    said = streams_of(asyncio.run(ask()).teacher)[Stream.TEACHER]
+    said = teacher_streams(asyncio.run(ask()).teacher)[Stream.TEACHER]
     assert seeing.differ([replace(line, logprobs=array("f", said))]) <= LARGEST
 
 

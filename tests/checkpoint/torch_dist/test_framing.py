@@ -18,7 +18,7 @@ from milescli.checkpoint.torch_dist.framing import (
     NotFramed,
     framing_sizes,
     make_framing,
-    parse,
+    parse_frame,
 )
 
 SHAPES = [(), (0, 3), (5,), (3, 4), (2, 3, 4)]
@@ -26,7 +26,7 @@ SHAPES = [(), (0, 3), (5,), (3, 4), (2, 3, 4)]
 
 def _parse(content: bytes) -> Frame:
     near = min(READ_AHEAD, len(content))
-    return parse(
+    return parse_frame(
         content[:near],
         content[-near:],
         size=len(content),
@@ -110,7 +110,7 @@ def test_a_tensor_beyond_four_gigabytes_is_framed_too(tmp_path: Path) -> None:
         def read(at: int, size: int) -> bytes:
             return os.pread(file.fileno(), size, offset + at)
 
-        frame = parse(
+        frame = parse_frame(
             read(0, READ_AHEAD), read(length - READ_AHEAD, READ_AHEAD), size=length, read=read
         )
     assert frame.shape == (1, count)

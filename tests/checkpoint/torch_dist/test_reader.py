@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from milescli.checkpoint.torch_dist.keys import Box, can_stack, incomplete, items_of
+from milescli.checkpoint.torch_dist.keys import Box, can_stack, find_gap, items_of
 from milescli.checkpoint.torch_dist.metadata import make_metadata
 from milescli.checkpoint.torch_dist.reader import TorchDistReader
 from milescli.checkpoint.torch_dist.weights import CheckpointWeights
@@ -109,20 +109,20 @@ def test_what_is_missing_is_named(saved: tuple[Path, dict[str, torch.Tensor]]) -
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "deepseek-v3", "nemotron-h-moe"])
 def test_every_key_is_covered_exactly_once(name: str) -> None:
     boxes = _boxes(table(parse_facts(ALL[name].config)))
-    assert incomplete(boxes) is None
+    assert find_gap(boxes) is None
     part = next(box for box in boxes if box.sizes != box.whole)
-    assert incomplete([box for box in boxes if box is not part]) is not None
-    assert "in one place" in str(incomplete([*boxes, boxes[5]]))
+    assert find_gap([box for box in boxes if box is not part]) is not None
+    assert "in one place" in str(find_gap([*boxes, boxes[5]]))
     moved = replace(boxes[0], offsets=(boxes[0].offsets[0] + 1, *boxes[0].offsets[1:]))
-    assert incomplete([moved, *boxes[1:]]) is not None
+    assert find_gap([moved, *boxes[1:]]) is not None
 
 
 def test_boxes_that_overlap_are_seen() -> None:
     first = Box(key="a", offsets=(0, 0), sizes=(2, 3), whole=(4, 3))
-    assert incomplete([first, replace(first, offsets=(2, 0))]) is None
-    assert incomplete([first, replace(first, offsets=(1, 0), sizes=(3, 3))]) is not None
+    assert find_gap([first, replace(first, offsets=(2, 0))]) is None
+    assert find_gap([first, replace(first, offsets=(1, 0), sizes=(3, 3))]) is not None
     assert (
-        incomplete(
+        find_gap(
             [
                 first,
                 replace(first, offsets=(2, 0), sizes=(2, 2)),
@@ -131,7 +131,7 @@ def test_boxes_that_overlap_are_seen() -> None:
         )
         is None
     )
-    assert incomplete([first]) is not None
+    assert find_gap([first]) is not None
 
 
 def test_metadata_are_plain_data(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 
-from milescli.backends.ray.everywhere import each_node, joined
+from milescli.backends.ray.each_node import joined, run_on_each_node
 
 
 def main(address: str, questions: str) -> None:
@@ -14,7 +14,7 @@ def main(address: str, questions: str) -> None:
     with joined(address):
         for target, kwargs, timeout_s in json.loads(questions):
             try:
-                answers = each_node(address, target, kwargs, timeout_s=timeout_s)
+                answers = run_on_each_node(address, target, kwargs, timeout_s=timeout_s)
             except Exception as error:
                 print(json.dumps(f"{type(error).__name__}: {error}"))
                 continue

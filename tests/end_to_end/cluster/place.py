@@ -13,7 +13,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from milescli.backends.ray.cluster import Cluster
-from milescli.backends.ray.everywhere import joined
+from milescli.backends.ray.each_node import joined
 from milescli.backends.ray.nodes import ClusterNode, living_nodes
 from milescli.core.errors import FitError
 from milescli.plan.types import Plan, Slot

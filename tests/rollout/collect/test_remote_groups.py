@@ -28,7 +28,7 @@ from milescli.rollout.collect.selectors import overlong, truncated
 from milescli.train.base import TrainSequence
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
-from milescli.train.packing import lay_out, pack
+from milescli.train.packing import pack, plan_shards
 from tests.samples import make_group, make_sample, make_trajectory
 
 RECIPE = Recipe.model_validate({"rollout": {"max_response_tokens": 8}})
@@ -157,13 +157,13 @@ def test_a_batch_of_pieces_is_that_of_whole_groups(
     assert isinstance(policy, Policy)
     light = _numbers(groups)
     layout = {"objective": "policy", "dp": dp, "max_tokens_per_microbatch": 12, "updates": 2}
-    whole = pack(policy.sequences(groups), asked={0, 1}, **layout)
-    layouts = lay_out(policy.outlines(light), asked={0, 1}, **layout)
+    whole = pack(policy.sequences(groups), logprob_ids={0, 1}, **layout)
+    layouts = plan_shards(policy.outlines(light), logprob_ids={0, 1}, **layout)
     ranks = [each.sequence_ids.tolist() or [0] for each in layouts]
     pieces = _pieces(policy, groups, light, ranks, parts)
     for rank, (ours, shard) in enumerate(zip(layouts, whole.shards, strict=True)):
         own = {n: one for of_process in pieces for n, one in of_process[rank].items()}
-        filled = ours.filled(own)
+        filled = ours.with_tokens(own)
         np.testing.assert_equal(
             [getattr(filled, name) for name in filled.__slots__],
             [getattr(shard, name) for name in filled.__slots__],

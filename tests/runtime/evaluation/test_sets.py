@@ -57,7 +57,7 @@ def test_a_set_that_a_reward_model_scores_is_found_among_others(tmp_path: Path) 
         {"rollout": {"reward": "reward_model", "reward_model": {"path": "runs/judge"}}}
     )
     sets = sets_of(recipe, EvalOptions(data=["gsm8k", f"{_file(tmp_path)}"]))
-    assert [one.recipe.asks_reward_model for one in sets] == [False, True]
+    assert [one.recipe.uses_reward_model for one in sets] == [False, True]
     assert reward_model_recipe(sets) is sets[1].recipe
     assert reward_model_recipe(sets[:1]) is sets[0].recipe
 

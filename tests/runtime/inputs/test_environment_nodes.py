@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from milescli.agents.environment import try_on_node
-from milescli.backends.ray.everywhere import NodeAnswer
+from milescli.backends.ray.each_node import NodeResult
 from milescli.backends.ray.nodes import ClusterNode
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
 from milescli.core.types import Prompt
@@ -50,10 +50,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
         try:
             try_on_node(**kwargs)
         except MilesError as error:
-            return [NodeAnswer(node=OTHER, error=error)]
-        return [NodeAnswer(node=OTHER)]
+            return [NodeResult(node=OTHER, error=error)]
+        return [NodeResult(node=OTHER)]
 
-    monkeypatch.setattr(environment_nodes, "each_node", ask)
+    monkeypatch.setattr(environment_nodes, "run_on_each_node", ask)
     return asked
 
 
@@ -66,8 +66,8 @@ def test_other_nodes_begin_an_episode_before_a_run_does(asked: list[Sequence[str
 
 
 def test_a_node_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = NodeAnswer(node=OTHER, error=WaitTimeout(f"{OTHER} did not answer", why="", fix="x"))
-    monkeypatch.setattr(environment_nodes, "each_node", lambda *_, **__: [late])
+    late = NodeResult(node=OTHER, error=WaitTimeout(f"{OTHER} did not answer", why="", fix="x"))
+    monkeypatch.setattr(environment_nodes, "run_on_each_node", lambda *_, **__: [late])
     with pytest.raises(WaitTimeout, match=r"node 10\.0\.0\.2 \(b\) did not answer"):
         _require(_recipe(), DRIVER, OTHER)
 

@@ -29,7 +29,7 @@ class Ranks:
         """`lengths`: tokens of each line that it answers for."""
         self._stop, self._lengths = stop, lengths
 
-    async def ask_teachers(self, batch: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    async def score_by_teachers(self, batch: Any) -> list[tuple[np.ndarray, np.ndarray]]:
         """Token ids and log-probs, (tokens, TOP_K) each."""
         self._stop.set()
         return [

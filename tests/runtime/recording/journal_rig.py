@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.checkpoint.journal import whole_records
+from milescli.checkpoint.journal import intact_records
 from milescli.core.types import Group, StopReason, VersionSpan, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.rollout.collect.collector import sampling_seed
@@ -180,7 +180,7 @@ class Rig:
 
     def held(self) -> dict[int, int]:
         """Position -> newest version, of what the journal has."""
-        heads = [head for file in self.folder.glob("*.journal") for _, head in whole_records(file)]
+        heads = [head for file in self.folder.glob("*.journal") for _, head in intact_records(file)]
         return {head["position"]: head["newest"] for head in heads if head["kind"] == "group"}
 
 

@@ -15,15 +15,15 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import MachineError, MilesError, RecipeError, WorkerDied
 from milescli.core.events import (
+    AdapterEvent,
     EvalDone,
     Event,
     EventBus,
-    OfAdapter,
     PhaseStarted,
     RunEnded,
     VerdictGiven,
 )
-from milescli.recipe.alerts import told_of
+from milescli.recipe.alerts import describe_alerts
 from milescli.recipe.machine import RunSettings
 from milescli.runtime.inputs.quick_checks import require_alerts
 from milescli.runtime.recording import alerting as room
@@ -150,7 +150,7 @@ def test_only_what_is_wanted_is_sent_and_a_diagnosis_once(tmp_path: Path) -> Non
         is_learning=False,
         findings={"entropy-collapse": "Entropy collapses: 0.9 → 0.1", "reward-flat": "flat"},
     )
-    of_adapter = OfAdapter(adapter="a", event=ended("stopped"))
+    of_adapter = AdapterEvent(adapter="a", event=ended("stopped"))
     rig.tell(step_done(3, 9), sick, sick, of_adapter, ended("done"))
     [alert] = rig.alerts()
     assert (alert["alert"], alert["diagnosis"]) == ("entropy-collapse", "entropy-collapse")
@@ -206,7 +206,7 @@ def test_nobody_to_tell_is_no_listener(tmp_path: Path) -> None:
     rig.settings = RunSettings()
     before = len(rig.bus.listeners)
     rig.tell(ended("done"))
-    assert len(rig.bus.listeners) == before and not told_of(rig.settings)
+    assert len(rig.bus.listeners) == before and not describe_alerts(rig.settings)
 
 
 def test_a_run_that_falls_silent_is_an_alert_once(
@@ -268,4 +268,4 @@ def test_what_no_event_tells_of_is_refused(name: str, fix: str) -> None:
 
 def test_the_dry_run_says_who_is_told() -> None:
     settings = RunSettings(alerts=["$A_WEBHOOK", "cat x"], alerts_on=["end", "stall"])
-    assert told_of(settings) == "$A_WEBHOOK, cat, on end, stall"
+    assert describe_alerts(settings) == "$A_WEBHOOK, cat, on end, stall"

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("a_second_a_look")
 
 
 @dataclass
-class Profiled:
+class ProfilingMixin:
     """A rig whose steps may be profiled."""
 
     folder: Path
@@ -36,7 +36,9 @@ class Profiled:
 
     def ask(self, **wanted: Any) -> int:
         number = files.next_number(self.run)
-        files.ask(self.run, Request(number=number, **{"steps": 2, "ranks": [0], **wanted}))
+        files.write_request(
+            self.run, Request(number=number, **{"steps": 2, "ranks": [0], **wanted})
+        )
         return number
 
     async def steps(self, *numbers: int, loop: object = None) -> None:
@@ -55,7 +57,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_profile_is_of_whole_steps_that_come_after_the_request(tmp_path: Path) -> None:
-    made = Profiled(tmp_path)
+    made = ProfilingMixin(tmp_path)
 
     async def work() -> None:
         await made.steps(1)
@@ -74,12 +76,12 @@ def test_a_profile_is_of_whole_steps_that_come_after_the_request(tmp_path: Path)
 
 
 def test_one_that_is_taken_back_ends_with_the_step(tmp_path: Path) -> None:
-    made = Profiled(tmp_path)
+    made = ProfilingMixin(tmp_path)
 
     async def work() -> None:
         number = made.ask(steps=10)
         await made.steps(1)
-        files.take_back(made.run, number)
+        files.cancel_request(made.run, number)
         await made.steps(2)
         assert made.state(number).last_step == 1
         await made.steps(3)
@@ -91,7 +93,7 @@ def test_one_that_is_taken_back_ends_with_the_step(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_run_ends_its_profile(tmp_path: Path) -> None:
-    made, ended = Profiled(tmp_path / "a"), Profiled(tmp_path / "b")
+    made, ended = ProfilingMixin(tmp_path / "a"), ProfilingMixin(tmp_path / "b")
 
     async def work() -> None:
         well, badly = made.ask(steps=9), ended.ask(steps=9)
@@ -110,7 +112,7 @@ def test_the_end_of_a_run_ends_its_profile(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dies_in", [{"step": 2}, {"start_profile": 1}, {"stop_profile": 1}])
 def test_ranks_that_die_while_they_are_profiled_are_replaced(tmp_path: Path, dies_in) -> None:
-    made = Profiled(tmp_path, first=Ranks(dies_in=dies_in))
+    made = ProfilingMixin(tmp_path, first=Ranks(dies_in=dies_in))
 
     async def work() -> None:
         number = made.ask()
@@ -126,16 +128,16 @@ def test_ranks_that_die_while_they_are_profiled_are_replaced(tmp_path: Path, die
 
 
 def test_what_was_asked_of_an_earlier_attempt_ends_with_it(tmp_path: Path) -> None:
-    first = Profiled(tmp_path)
+    first = ProfilingMixin(tmp_path)
     number = first.ask()
-    later = Profiled(tmp_path)
+    later = ProfilingMixin(tmp_path)
     _run(later.steps(1))
     assert later.state(number).progress is Progress.ENDED and not files.is_pending(later.run)
     assert later.rig.ranks.traced == []
 
 
 def test_of_several_loops_the_steps_of_one_are_counted(tmp_path: Path) -> None:
-    made = Profiled(tmp_path)
+    made = ProfilingMixin(tmp_path)
 
     async def work() -> None:
         await made.steps(1, loop="a")
@@ -150,7 +152,7 @@ def test_of_several_loops_the_steps_of_one_are_counted(tmp_path: Path) -> None:
 
 
 def test_of_several_loops_the_end_of_the_one_that_began_it_ends_it(tmp_path: Path) -> None:
-    made = Profiled(tmp_path)
+    made = ProfilingMixin(tmp_path)
 
     async def work() -> None:
         number = made.ask(steps=5)

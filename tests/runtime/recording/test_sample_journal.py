@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milescli.checkpoint.journal import keep_only, whole_records
+from milescli.checkpoint.journal import intact_records, retain_records
 from milescli.runtime.recording.sample_journal import Identity
 from milescli.runtime.saving import version_of
 from tests.runtime.recording.journal_rig import (
@@ -180,9 +180,9 @@ def test_where_a_step_lacks_a_group_what_the_weights_after_it_sampled_is_left(
     rig = _killed(tmp_path, when=newer_than_the_first)
     newer, first = newer_than_the_first(rig), rig.saved[-1].position
     for file in rig.folder.iterdir():
-        records = list(whole_records(file))
+        records = list(intact_records(file))
         lost = [place for place, head in records if head.get("position") == first]
-        keep_only(file, [place for place, _ in records if place not in lost])
+        retain_records(file, [place for place, _ in records if place not in lost])
     done = rig.attempt()
     assert f"{len(newer)} of later weights are not used" in (done.note or "")
     assert done.seeds >= set().union(*map(seeds_of, newer))
@@ -195,7 +195,7 @@ def test_what_no_checkpoint_needs_is_removed(tmp_path: Path) -> None:
     oldest = rig.saved[0]
 
     def is_needed(file: Path) -> bool:
-        heads = [head for _, head in whole_records(file)]
+        heads = [head for _, head in intact_records(file)]
         steps = [head["batch"]["step"] for head in heads if head["kind"] == "batch"]
         positions = [head["position"] for head in heads if head["kind"] == "group"]
         return max(positions, default=-1) >= oldest.position or max(steps, default=0) > oldest.step

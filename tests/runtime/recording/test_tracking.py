@@ -14,7 +14,7 @@ import pytest
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import MachineError
-from milescli.core.events import EventBus, Notice, OfAdapter, PhaseStarted, RunEnded, WorkerLost
+from milescli.core.events import AdapterEvent, EventBus, Notice, PhaseStarted, RunEnded, WorkerLost
 from milescli.platform.ports import free_ports
 from milescli.recipe.machine import RunSettings
 from milescli.recipe.schema import Recipe
@@ -125,7 +125,7 @@ def test_each_adapter_has_its_own_and_hears_of_the_whole_run(tmp_path: Path) -> 
     spec = spec_of(tmp_path / "both", "Kept", adapters=("sums", "words"))
     lost = WorkerLost(worker="engine 0", what="", why="", step=0, restart=1)
     of_sums = [step_done(1, 4, reward=0.25), END]
-    tell(spec, lost, *(OfAdapter(adapter="sums", event=event) for event in of_sums), END)
+    tell(spec, lost, *(AdapterEvent(adapter="sums", event=event) for event in of_sums), END)
     sums, words = (spec.adapters[name].run.tracking_id() for name in ("sums", "words"))
     assert sums.startswith("both-sums-")
     assert TOLD[sums] == ["WorkerLost", (1, 0.25), "StepDone", "RunEnded", "done"]

@@ -102,8 +102,8 @@ class Ranks:
         assert fleet in self.fleets, "no channel is open"
         self.published.append(list(self.weights))
 
-    async def shed(self) -> None:
-        self._memory_state("shed")
+    async def offload_optimizer_state(self) -> None:
+        self._memory_state("offload_optimizer_state")
 
     async def sleep(self) -> None:
         self._memory_state("sleep")
@@ -122,7 +122,7 @@ class Ranks:
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         self.weights = read(folder)
 
-    async def dismiss_teachers(self) -> None:
+    async def free_teachers(self) -> None:
         self.weights.append(-1)
 
 

@@ -74,7 +74,7 @@ def test_ranks_that_die_while_nobody_asks_them_are_replaced_by_a_look(tmp_path: 
 
     async def work() -> None:
         await rig.end_save(await rig.begin_save(0))
-        await rig.trainer.dismiss_teachers()
+        await rig.trainer.free_teachers()
         await rig.step(1)
         await rig.trainer.probe()
         rig.first.is_dead = True
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_new_ranks_cannot_write_is_not_taken_for_one(tmp_path:
         await rig.step(2, 3)
         with pytest.raises(CheckpointError, match="not written"):
             await rig.trainer.finish_save()
-        rig.trainer.note_given_up()
+        rig.trainer.note_save_failed()
         full.dies_in = {"step": 1}
         await rig.step(4)
         await rig.trainer.finish_save()
@@ -149,7 +149,7 @@ def test_ranks_that_take_turns_are_replaced_when_it_is_theirs_as_they_were(
 
     async def work() -> None:
         await rig.step(1)
-        await rig.trainer.shed()
+        await rig.trainer.offload_optimizer_state()
         await rig.trainer.sleep()
         rig.first.is_dead = True
         for _ in range(3):

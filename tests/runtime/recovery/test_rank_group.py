@@ -13,7 +13,7 @@ from milescli.core.errors import WaitTimeout
 from milescli.core.events import WorkerLost, WorkerReplaced, WorkerSilent
 from milescli.plan.types import TrainerLayout
 from milescli.runtime.recovery.rank_group import RankGroup
-from milescli.train.base import Stepped, TrainBatch
+from milescli.train.base import StepResult, TrainBatch
 from tests.runtime.recovery.dying_ranks import Ranks, Rig, run
 from tests.waiting import until_async
 
@@ -81,9 +81,9 @@ class _Rank:
     def __init__(self) -> None:
         self.calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]()
 
-    async def run(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Stepped:
+    async def run(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> StepResult:
         self.calls.append((method, args, kwargs))
-        return Stepped(report=None, logprobs={len(self.calls): None}, memory=(self.name,))  # type: ignore[arg-type,dict-item]
+        return StepResult(report=None, logprobs={len(self.calls): None}, memory=(self.name,))  # type: ignore[arg-type,dict-item]
 
 
 class _Cluster:

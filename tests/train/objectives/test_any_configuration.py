@@ -20,7 +20,7 @@ from milescli.recipe.section import refuse
 from milescli.recipe.train import algorithm_rules
 from milescli.train.contract import as_microbatch, packed
 from milescli.train.objectives.policy import Policy
-from milescli.train.streams import FROM_RANKS
+from milescli.train.streams import RANK_STREAMS
 from tests.samples import make_group, make_sample, make_trajectory
 
 NUMBERS = st.sampled_from([0.0, 0.3, 0.9, 1.0, 2.5])
@@ -106,7 +106,7 @@ def test_it_is_refused_or_it_trains(chosen: dict[str, Any], seed: int) -> None:
     logprobs = torch.from_numpy((-rng.gamma(1.0, 3.0, count)).astype(np.float32))
     extra = {
         stream: torch.from_numpy((-rng.gamma(1.0, 3.0, count)).astype(np.float32))
-        for stream in FROM_RANKS
+        for stream in RANK_STREAMS
         if stream in policy.needs
     }
     tokens = packed(sequences, extra=extra)

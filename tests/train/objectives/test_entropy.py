@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from milescli.core.examples import example_groups
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
-from milescli.train.base import adapts
+from milescli.train.base import is_adaptive
 from milescli.train.objectives.policy import EntropyControl, Policy
 from milescli.train.streams import Stream
 
@@ -49,7 +49,7 @@ def test_without_a_target_the_weight_stays() -> None:
 
 def test_ranks_are_told_the_weight_by_a_stream() -> None:
     policy = Policy(recipe=Recipe(train=TARGET))
-    assert adapts(policy)
+    assert is_adaptive(policy)
     policy.restore({"entropy_coef": 0.015625, "entropy_is_low": 1.0})
     for sequence in policy.sequences(example_groups()):
         assert set(sequence.streams[Stream.ENTROPY_COEF].tolist()) == {0.015625}

@@ -7,7 +7,7 @@ import torch
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.train import Train
-from milescli.train.surrogates import Surrogate, SurrogateTerms, terms_of
+from milescli.train.surrogates import Surrogate, SurrogateTerms, compute_terms
 from tests.train.tokens import one_sequence
 
 LOG_RATIO = torch.tensor([0.1, -0.2, 0.3])
@@ -29,7 +29,7 @@ def bare(*, log_ratio, advantages, tokens, settings):  # type: ignore[no-untyped
 
 
 def _terms(surrogate: Surrogate) -> SurrogateTerms:
-    return terms_of(
+    return compute_terms(
         surrogate,
         log_ratio=LOG_RATIO,
         advantages=torch.ones(3),

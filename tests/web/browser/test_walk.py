@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from milescli.core.events import OfAdapter
+from milescli.core.events import AdapterEvent
 from tests.fake_run import WrittenRun, step_done
 from tests.web.browser.chromium import served
 from tests.web.browser.conftest import Opener
@@ -309,8 +309,8 @@ def test_adapters_of_a_run_have_pages_of_their_own(
 ) -> None:
     run = WrittenRun(path=tmp_path / "runs" / "many-1")
     for step in range(1, 4):
-        run.tell(OfAdapter(adapter="left", event=step_done(step, reward=0.125)))
-        run.tell(OfAdapter(adapter="right", event=step_done(step, reward=0.875)))
+        run.tell(AdapterEvent(adapter="left", event=step_done(step, reward=0.125)))
+        run.tell(AdapterEvent(adapter="right", event=step_done(step, reward=0.875)))
     for name in ("left", "right"):
         folder = run.run.adapters_dir / name
         folder.mkdir(parents=True)

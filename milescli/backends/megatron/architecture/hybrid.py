@@ -1,6 +1,6 @@
 """Megatron's MambaModel, for models whose layers have one part each (Nemotron-H): its layer stack
-with the parts of this room, any split into pipeline stages, and recomputation, which Megatron's own
-stack lacks. Called by `model`."""
+with the parts of this package, any split into pipeline stages, and recomputation, which Megatron's
+own stack lacks. Called by `model`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build_hybrid(
     config: TransformerConfig, facts: ModelFacts, mesh: Mesh, *, vocab_size: int
 ) -> MambaModel:
     """Build this rank's part of the model; its weights are undefined until they are loaded.
-    `vocab_size` is padded."""
+    `vocab_size`: padded."""
     return MambaModel(
         config=config,
         mamba_stack_spec=ModuleSpec(module=HybridStack, params={"facts": facts}),
@@ -80,8 +80,8 @@ class HybridStack(MambaStack):
         pg_collection,
         **_: object,
     ) -> None:
-        """Called by MambaModel. Skips Megatron's own __init__, which needs TransformerEngine and
-        stages of equal size."""
+        """Initialise for MambaModel, which calls this. Skips Megatron's own __init__, which needs
+        TransformerEngine and stages of equal size."""
         MegatronModule.__init__(self, config=config)
         self.pre_process, self.post_process = pre_process, post_process
         self.tp_group, self.pp_group = pg_collection.tp, pg_collection.pp

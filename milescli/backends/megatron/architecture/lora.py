@@ -34,15 +34,15 @@ from safetensors import safe_open
 from milescli.backends.megatron.cpu.linear import product
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state.weights import LocalWeight, cut, local_weights
-from milescli.checkpoint.weight_files import mark_of
+from milescli.checkpoint.weight_files import digest_of
 from milescli.core.errors import CheckpointError
 from milescli.models.adapter import (
     PEFT_WEIGHTS,
     A,
     B,
     LoraShape,
-    around_experts,
     checkpoint_key,
+    experts_module,
     is_shared,
     parts_of,
     read_shape,
@@ -69,7 +69,7 @@ class Adapters:
         """Freeze `model`, whose weights are `base`, and add a new adapter: A is random, determined
         by `seed` and names alone, B is zero. `table` is the adapter's, `folder` the model's."""
         self.shape, self.table, self._mesh = shape, table, mesh
-        self.base_mark = mark_of(folder)
+        self.base_mark = digest_of(folder)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         by_module = defaultdict[str, list[Entry]](list)
@@ -82,12 +82,12 @@ class Adapters:
             if last != "weight" or not adapted:
                 continue
             if weight.entry.expert is not None:
-                around = by_module.get(around_experts(weight.entry.megatron), [])
+                around = by_module.get(experts_module(weight.entry.megatron), [])
                 leaves = {name.rsplit(".", 2)[1] for name in weight.entry.hf}
                 adapted = [*adapted, *(e for e in around if parts_of(e.megatron)[2] in leaves)]
             pair = _LayerPairs(
                 model.get_submodule(module_name),
-                model.get_submodule(around_experts(module_name)),
+                model.get_submodule(experts_module(module_name)),
                 weight,
                 adapted,
                 mesh=mesh,
@@ -132,8 +132,8 @@ class Adapters:
             pair.reset(seed)
 
     @torch.no_grad()
-    def begin_with(self, folder: Path) -> None:
-        """Load the matrices of a PEFT folder with this shape and scaling."""
+    def load_peft(self, folder: Path) -> None:
+        """Load the matrices of a PEFT folder, whose adapter has this shape and scaling."""
         with safe_open(folder / PEFT_WEIGHTS, framework="pt") as tensors:
             for weight in self.weights:
                 whole = tensors.get_tensor(weight.entry.hf[0])
@@ -141,8 +141,9 @@ class Adapters:
                 (whole,) = weight.entry.rule.to_parts([whole], weight.entry.facts)
                 weight.parameter.copy_(_own_part(whole, weight.entry, self._mesh))
 
-    def require_own(self, checkpoint: Path) -> None:
-        """Raise CheckpointError if the checkpoint is not an adapter of this shape and base."""
+    def require_matching(self, checkpoint: Path) -> None:
+        """Raise CheckpointError if the checkpoint is not one of an adapter with this shape and
+        base."""
         recorded = read_shape(checkpoint)
         if recorded != (self.shape, self.base_mark):
             there = "all weights of a model" if recorded is None else "another adapter"
@@ -206,7 +207,7 @@ class _LayerPairs:
     def _parameter(self, entry: Entry, base: torch.Tensor) -> torch.nn.Parameter:
         """Create a matrix with the attributes that Megatron sets on the layer's weight. A matrix
         that all experts of all ranks share gets those of the router instead: its gradient is summed
-        over all ranks with tokens of their own."""
+        over all ranks, each of which has its own tokens."""
         shape, sharding = list(_size(entry)), entry.rule.sharding
         count, _ = cut(sharding, self._mesh)
         shape[sharding.dim] //= count
@@ -246,13 +247,14 @@ class _LayerPairs:
             matrix.copy_(_own_part(whole, entry, self._mesh))
 
     def _add(self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        """Add the adapter's output to the layer's; a forward hook."""
+        """Add the adapter's output to the layer's output; a forward hook."""
         if not isinstance(output, tuple):
             return output + self._delta(inputs[0])
         return (output[0] + self._delta(inputs[0]), *output[1:])
 
     def _delta(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what is added, [..., in] -> [..., out], sharded as the layer's output is."""
+        """Return the adapter's output, [..., in] -> [..., out], sharded as the layer's output
+        is."""
         if self._dropout and torch.is_grad_enabled():  # what is only scored is scored whole
             x = F.dropout(x, self._dropout)
         firsts, second = self._matrices[A], self._fused(self._matrices[B])
@@ -284,8 +286,8 @@ class _LayerPairs:
         return product(between, second)
 
     def _fused(self, seconds: list[torch.Tensor]) -> torch.Tensor:
-        """Join the Bs [out_i, r] into [out, r of all pairs], with rows in the fused matrix's order:
-        each has its own columns, and zeros at the rows of the other matrices."""
+        """Join the Bs [out_i, r] into [out, r of all pairs], with rows in the order of the fused
+        matrix: each B has its own columns, and zeros at the rows of the other matrices."""
         if self._rows is None:
             return seconds[0]
         parts, at = [], 0
@@ -352,8 +354,8 @@ def _is(entry: Entry, which: str) -> bool:
 
 
 def _let_gradients_through(model: GPTModel) -> None:
-    """Let the embedding's output require a gradient. Recomputation differentiates with respect to
-    its inputs alone, and nothing before the first adapted layer is trained."""
+    """Make the embedding's output require a gradient. Recomputation differentiates only with
+    respect to its inputs, and nothing before the first adapted layer is trained."""
     embedding = getattr(model, "embedding", None)
     if embedding is not None:
         embedding.register_forward_hook(

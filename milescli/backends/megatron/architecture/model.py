@@ -1,6 +1,6 @@
-"""GPTModel of Megatron-Core from ModelFacts and a layout. TransformerEngine's layers where it is
-installed beside an accelerator, else Megatron's own layers with the attention and norm of this
-room."""
+"""Builds GPTModel of Megatron-Core from ModelFacts and a layout. Uses TransformerEngine's layers
+where it is installed beside an accelerator, else Megatron's own layers with the attention and norm
+of this package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.backends.megatron.architecture.hybrid import build_hybrid
 from milescli.backends.megatron.architecture.specs import engine_knows, final_norm, layer_spec
 from milescli.backends.megatron.architecture.vision import VisionGpt
 from milescli.backends.megatron.cpu.swiglu import is_plain
-from milescli.backends.megatron.layer_specs import respecified, unchanged
+from milescli.backends.megatron.layer_specs import apply_to_spec, unchanged
 from milescli.backends.megatron.layers import (
     attention,
     compressed,
@@ -71,8 +71,8 @@ def build_config(
     routing_replay: bool,
     engine: bool | None = None,
 ) -> TransformerConfig:
-    """Return Megatron's config. `engine` selects TransformerEngine's layers; None: as `uses_engine`
-    says."""
+    """Return Megatron's config. `engine`: use TransformerEngine's layers; None: if `uses_engine` is
+    True."""
     engine = uses_engine(facts, device) if engine is None else engine
     options: dict[str, object] = {
         "num_layers": facts.num_layers,
@@ -115,7 +115,7 @@ def build_config(
     )
     config.add_bias_linear = options["add_bias_linear"]
     if device.type == "cpu":
-        config.bias_activation_fusion = is_plain(config) and cpu_kernels.are_there()
+        config.bias_activation_fusion = is_plain(config) and cpu_kernels.is_available()
     return config
 
 
@@ -170,20 +170,21 @@ def build_model(
     mtp_trains_trunk: bool = False,
 ) -> GPTModel:
     """Build this rank's part of the model; its weights are undefined until they are loaded. The
-    last stage returns scores, or the input of its output layer (see `head`). `engine` is as in
-    `build_config`; `change_layer` as in `layer_specs`, except that a hybrid's layers have no spec
-    of their own; an MTP layer follows the last one, with `mtp_trains_trunk` as in `layers.mtp`."""
+    last stage returns scores, or the input of its output layer (see `head`). `engine`: as in
+    `build_config`; `change_layer`: as in `layer_specs`, except that layers of a hybrid model have
+    no spec of their own; `mtp_trains_trunk`: as in `layers.mtp`, for an MTP layer after the last
+    one."""
     engine = uses_engine(facts, mesh.device) if engine is None else engine
     # replay instances register themselves in a list of the process; those of an earlier model would
     # be filled instead
     RouterReplay.clear_global_router_replay_instances()
     if facts.mamba is not None:
         hybrid = build_hybrid(config, facts, mesh, vocab_size=padded_vocab_size(facts, mesh.layout))
-        return _finished(hybrid, facts, mesh)
+        return _with_head(hybrid, facts, mesh)
 
     def layer_of(number: int, facts: ModelFacts = facts) -> ModuleSpec:
         spec = layer_spec(config, facts, layer=number, engine=engine)
-        return respecified(change_layer, spec=spec, config=config, facts=facts, layer=number)
+        return apply_to_spec(change_layer, spec=spec, config=config, facts=facts, layer=number)
 
     first = get_transformer_layer_offset(config)
     layers = [layer_of(first + index) for index in range(get_num_layers_to_build(config))]
@@ -211,17 +212,17 @@ def build_model(
         pre_process=mesh.is_first_stage,
         post_process=mesh.is_last_stage,
         share_embeddings_and_output_weights=facts.tied_embeddings,
-        # without TransformerEngine the attention of this room rotates by itself
+        # without TransformerEngine the attention of this package rotates by itself
         position_embedding_type="rope" if engine else "none",
         rotary_base=facts.rope.theta if facts.rope else 10_000,
         parallel_output=True,
         mtp_block_spec=of_mtp,
     )
-    return _finished(model, facts, mesh)
+    return _with_head(model, facts, mesh)
 
 
-def _finished(model: GPTModel, facts: ModelFacts, mesh: Mesh) -> GPTModel:
-    """With the head that it is to have, on its device."""
+def _with_head(model: GPTModel, facts: ModelFacts, mesh: Mesh) -> GPTModel:
+    """Return the model with the head that it needs, on its device."""
     if mesh.is_last_stage and facts.hyper is not None:
         hyper.add_head(model.decoder, facts)
     if mesh.is_last_stage and facts.scores:
@@ -240,7 +241,7 @@ def _finished(model: GPTModel, facts: ModelFacts, mesh: Mesh) -> GPTModel:
 def head(
     model: GPTModel, hidden: torch.Tensor, *, facts: ModelFacts, vocab_size: int, mesh: Mesh
 ) -> Head:
-    """Return the output layer, with its input `hidden` [T, hidden_size], of a model on the last
+    """Return the output layer with its input `hidden` [T, hidden_size], for a model on the last
     stage that gives no scores. Rows beyond `vocab_size` are padding."""
     weight = model.output_layer.weight
     if weight is None:

@@ -1,7 +1,7 @@
-"""Makes a model's layers multiply by weights that are rounded to a number format, with the gradient
-of the weights as they are (a straight-through estimator, arXiv 1308.3432): quantisation-aware
-training. What is rounded are the matrices of a Hugging Face folder, so that the numbers are those
-that publishing and export store, to the bit."""
+"""Makes a model's layers multiply by weights that are rounded to a number format, while gradients
+are those of the unrounded weights (a straight-through estimator, arXiv 1308.3432):
+quantisation-aware training. It rounds the matrices of a Hugging Face folder, so that the numbers
+are those that publishing and export store, bit for bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from milescli.weights.shards import Shards
 
 
 class QuantisedLayers:
-    """Rounds the weights, and the inputs, of the chosen layers of one model on this rank."""
+    """Rounds the weights, and the inputs, of selected layers of one model on this rank."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class QuantisedLayers:
         mesh: Mesh,
         inputs: Codec | None,
     ) -> None:
-        """Hook into the layers of `weights` with a matrix that `choices` quantises; `table` has the
-        names of the choices. `inputs` is the codec of the layers' inputs; None: they stay as they
-        are."""
+        """Hook into the layers of `weights` that have a matrix which `choices` quantises; `table`
+        has the names of the choices. `inputs`: codec of the layers' inputs; None: they are not
+        rounded."""
         self._choices, self._codec, self._mesh = choices, codec, mesh
         self._layers = list[_Layer]()
         for weight in weights:
@@ -56,39 +56,40 @@ class QuantisedLayers:
         self._inputs = inputs
         for layer in self._layers:
             layer.module.rounding = Rounding(self, layer)
-            layer.module.register_forward_pre_hook(layer.module.rounding.enter)
-            layer.module.register_forward_hook(layer.leave, always_call=True)
+            layer.module.register_forward_pre_hook(layer.module.rounding.use_rounded_weight)
+            layer.module.register_forward_hook(layer.restore_weight, always_call=True)
 
     def freeze(self) -> None:
-        """Round the weights once and for all, in their place: those of an adapter's base, which are
-        never trained."""
+        """Round the weights permanently, in place: those of an adapter's base, which are never
+        trained."""
         for layer in self._layers:
             layer.parameter.data.copy_(self._rounded(layer))
             layer.is_frozen = True
 
-    def forget(self) -> None:
+    def free_rounded(self) -> None:
         """Free the memory of rounded weights; the next pass rounds them again."""
         for layer in self._layers:
             layer.rounded = layer.made_of = None
 
     def weight_of(self, layer: _Layer) -> torch.Tensor:
-        """Return the rounded weight of the layer, whose gradient is that of its parameter."""
+        """Return the rounded weight of the layer. Its gradient goes to the unrounded parameter."""
         if layer.is_frozen:
             return layer.parameter
-        return _Straight.apply(layer.parameter, self._rounded_now(layer))
+        return _StraightThrough.apply(layer.parameter, self._rounded_now(layer))
 
     def rounded_input(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the inputs of a layer, [..., columns], rounded row by row, or as they are."""
+        """Return the input of a layer, [..., columns], rounded row by row if inputs are rounded."""
         codec = self._inputs
         if codec is None:
             return x
         with torch.no_grad():
             rows = x.detach().reshape(-1, x.shape[-1])
             rounded = rounded_by_rows(codec, rows).view(x.shape)
-        return _Straight.apply(x, rounded)
+        return _StraightThrough.apply(x, rounded)
 
     def _rounded_now(self, layer: _Layer) -> torch.Tensor:
-        """Return the rounded weight, computed once for all microbatches between two changes."""
+        """Return the rounded weight, computed once for all microbatches between two changes of the
+        weights."""
         made_of = (last_change(), layer.parameter.data_ptr())
         if layer.rounded is None or layer.made_of != made_of:
             layer.rounded, layer.made_of = self._rounded(layer), made_of
@@ -120,15 +121,15 @@ class QuantisedLayers:
 
 @dataclass(slots=True)
 class _Layer:
-    """Holds one layer, and its rounded weight."""
+    """Holds one layer and its rounded weight."""
 
     module: torch.nn.Module
     weight: LocalWeight
     entry: Entry
-    """Its entry in the form in which quantised folders store it."""
+    """Its entry of the table, in the form in which quantised folders store it."""
     rounded: torch.Tensor | None = None
     made_of: tuple[int, int] | None = None
-    """(number of the last change, address) of the weights that were rounded."""
+    """(number of the last change, address) of the weights from which `rounded` was computed."""
     is_frozen: bool = False
 
     @property
@@ -139,13 +140,14 @@ class _Layer:
     def attribute(self) -> str:
         return self.weight.name.rpartition(".")[2]
 
-    def leave(self, module: torch.nn.Module, inputs: object, output: object) -> None:
+    def restore_weight(self, module: torch.nn.Module, inputs: object, output: object) -> None:
+        """Let the layer use its parameter again, after its forward pass; a forward hook."""
         module.__dict__.pop(self.attribute, None)
 
 
 class Rounding:
-    """Says what one layer multiplies: its hook, and what reads it where the layer is not called by
-    itself (`grouped_experts`)."""
+    """Gives one layer its rounded weight and input: by a hook, or to `grouped_experts`, which does
+    not call the layer itself."""
 
     def __init__(self, layers: QuantisedLayers, layer: _Layer) -> None:
         self._layers, self._layer = layers, layer
@@ -158,9 +160,11 @@ class Rounding:
         """Return the rounded input."""
         return self._layers.rounded_input(x)
 
-    def enter(self, module: torch.nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
+    def use_rounded_weight(
+        self, module: torch.nn.Module, inputs: tuple[object, ...]
+    ) -> tuple[object, ...]:
         """Put the rounded weight where the layer's forward pass finds it before the parameter of
-        the same name, which stays registered, and round its input."""
+        the same name, which stays registered, and round the layer's input."""
         if not self._layer.is_frozen:
             module.__dict__[self._layer.attribute] = self.weight()
         first, *others = inputs
@@ -168,7 +172,7 @@ class Rounding:
         return (self.of_input(first), *others)
 
 
-class _Straight(torch.autograd.Function):
+class _StraightThrough(torch.autograd.Function):
     """Returns `rounded`, and passes the gradient on to `x`."""
 
     @staticmethod
@@ -182,7 +186,7 @@ class _Straight(torch.autograd.Function):
 
 class PolicyFormats:
     """Applies the number formats of a plan to the policy: the trainer's format to its layers, the
-    engines' to the weights that they are sent."""
+    engines' format to the weights that are sent to them."""
 
     def __init__(self, table: WeightTable, plan: Plan, recipe: Recipe, *, folder: Path) -> None:
         """`table` is the policy's, `folder` the model's. Raises FitError if a format applies to
@@ -205,8 +209,7 @@ class PolicyFormats:
     def round_layers(
         self, model: GPTModel, weights: Sequence[LocalWeight], *, mesh: Mesh
     ) -> QuantisedLayers | None:
-        """Let the model multiply by rounded weights. Returns None without a format of the
-        trainer."""
+        """Make the model multiply by rounded weights. Return None if the trainer has no format."""
         form = self._plan.trainer_format
         if form is None:
             return None
@@ -225,8 +228,8 @@ class PolicyFormats:
 
     @property
     def blocks(self) -> Mapping[str, tuple[int, int]] | None:
-        """Return name -> (rows, columns) that share a scale, for each matrix that engines are sent
-        rounded; None if the numbers of a piece depend on the rest of the matrix."""
+        """Return name -> (rows, columns) that share a scale, for each matrix that is rounded for
+        the engines; None if the numbers of a piece depend on the rest of the matrix."""
         scheme, choices = self._sent()
         if scheme is None:
             return {}
@@ -245,8 +248,8 @@ class PolicyFormats:
         return None, {}
 
     def shards_for_engines(self, buckets: Iterable[Shards]) -> Iterator[Shards]:
-        """Yield shards as engines hold them. Each piece is rounded by itself, and so must be a
-        multiple of `blocks` in size, or all of its matrix."""
+        """Yield shards in the engines' format. Each piece is rounded separately, so its size must
+        be a multiple of `blocks`, or the whole matrix."""
         scheme, choices = self._sent()
         for bucket in buckets:
             if scheme is None:
@@ -257,8 +260,8 @@ class PolicyFormats:
                 yield [each for shard in bucket for each in stored_shards(shard, choices, scheme)]
 
     def for_engines(self, buckets: Iterable[Bucket]) -> Iterator[Bucket]:
-        """Yield the buckets of the whole model, under the names of `table`, as engines hold
-        them."""
+        """Yield the buckets of the whole model in the engines' format, under the names of
+        `table`."""
         scheme, choices = self._sent()
         for bucket in buckets:
             if scheme is None:

@@ -19,8 +19,7 @@ from milescli.models.facts import Layer, ModelFacts, Rope
 
 
 def final_norm(*, engine: bool) -> type:
-    """Return the class of the norm before the output layer. `engine` says that TransformerEngine is
-    used."""
+    """Return the class of the norm before the output layer. `engine`: TransformerEngine is used."""
     if not engine:
         return RmsNorm
     from megatron.core.extensions.transformer_engine import TENorm
@@ -30,7 +29,7 @@ def final_norm(*, engine: bool) -> type:
 
 def engine_knows(facts: ModelFacts) -> bool:
     """Return True if TransformerEngine's layers can compute this model: full attention with plain
-    rotary embeddings, gated SiLU, and no trained MTP layer. Other models use this room's own
+    rotary embeddings, gated SiLU, and no trained MTP layer. Other models use this package's own
     layers, on an accelerator too."""
     plain = facts.rope is not None and facts.rope == Rope(theta=facts.rope.theta)
     alike = all(layer in (Layer(), Layer(mlp="moe")) for layer in facts.layers)

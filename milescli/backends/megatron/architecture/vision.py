@@ -52,7 +52,7 @@ def build_tower(
 
 
 class SquareTower(torch.nn.Module):
-    """Gives Gemma 3's tower and projector the interface of the towers of the Qwen line."""
+    """Wraps Gemma 3's tower and projector in the interface of the towers of the Qwen line."""
 
     def __init__(self, tower: torch.nn.Module, vision: Vision) -> None:
         """`tower` is a SiglipVisionModel."""
@@ -96,14 +96,15 @@ class DeepstackLayer(TransformerLayer):
 
 
 def adapt(spec: ModuleSpec, facts: ModelFacts) -> ModuleSpec:
-    """Make the spec of a layer take features of the tower's inner layers, if the model has them."""
+    """Return the spec of a layer, changed to accept features of the tower's inner layers if the
+    model has them."""
     if facts.vision is not None and facts.vision.deepstack:
         spec.module = DeepstackLayer
     return spec
 
 
 class VisionGpt(ScaledEmbeddings):
-    """The first stage of a vision-language model. Its `vision` is the tower."""
+    """Implements the first stage of a vision-language model. Its `vision` is the tower."""
 
     def __init__(self, *, vision: Vision, scale: float | None = None, **options) -> None:
         """`scale` multiplies the embeddings of text; features of images are not scaled."""
@@ -120,7 +121,8 @@ class VisionGpt(ScaledEmbeddings):
         self._is_frozen = vision.trained == "frozen"
 
     def forward(self, input_ids, position_ids, *others, images: RowImages | None = None, **more):
-        """Compute as GPTModel does, with the features of `images` in the places of their tokens."""
+        """Compute as GPTModel does, with the embeddings of image tokens replaced by the features of
+        `images`."""
         if images is None or not images.grids:
             return super().forward(input_ids, position_ids, *others, **more)
         embedded = self.embedding(input_ids=input_ids, position_ids=position_ids)

@@ -1,7 +1,8 @@
-"""Collectives of a group of one rank, without gloo. Its threads would copy the tensor onto itself
-by OpenMP, and once two threads of a process have used that, its workers no longer wait awake: each
-operation of the whole run would begin with a system call, which costs as much as the operation.
-Installed by `cpu_compat`, before Megatron is imported, which keeps some of them by name."""
+"""Collectives of a group of one rank, without gloo. gloo's threads would copy the tensor onto
+itself by OpenMP, and once two threads of a process have used OpenMP, its workers no longer wait
+awake: each operation of the whole run would begin with a system call, which costs as much as the
+operation. Installed by `cpu_compat` before Megatron is imported, as Megatron keeps some of them by
+name."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ def install() -> None:
     objects."""
     for name, copy in COPIES.items():
         for module in (dist, dist.distributed_c10d):
-            setattr(module, name, skip_alone(getattr(module, name), copy))
+            setattr(module, name, skip_for_single_rank(getattr(module, name), copy))
 
 
-def skip_alone(
+def skip_for_single_rank(
     collective: Callable[..., Any], copy: Callable[[Any, Any], None] | None
 ) -> Callable[..., Any]:
-    """Wrap a collective: a group of one calls `copy` on its first two arguments, or does nothing if
-    that is None. Asynchronous calls are unchanged, since they return a handle to wait for."""
+    """Return the collective, wrapped: for a group of one rank it calls `copy` on its first two
+    arguments, or does nothing if `copy` is None. Asynchronous calls are unchanged, since they
+    return a handle to wait for."""
     signature = inspect.signature(collective)
 
     @functools.wraps(collective)
@@ -56,4 +58,4 @@ COPIES: dict[str, Callable[[Any, Any], None] | None] = {
     "all_reduce": None,
     "broadcast": None,
 }
-"""Name -> what it comes to for one rank; None: what is there is the result."""
+"""Name of a collective -> its effect for a single rank; None: the input is already the result."""

@@ -10,7 +10,8 @@ from milescli.platform import cpu_kernels, exact
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute x / sqrt(mean(x^2) + eps) * weight of x [..., H], in float32, rounded once."""
+    """Return x / sqrt(mean(x^2) + eps) * weight for x [..., H], computed in float32 and rounded
+    once."""
     return CpuRmsNorm.apply(x.float(), weight.float(), eps).to(x.dtype)
 
 
@@ -31,21 +32,23 @@ class CpuRmsNorm(torch.autograd.Function):
 
 _WIDEST_HEAD = 96
 _MOST_VALUES = 4096
-"""Of a head's keys: 128 positions of 32, 64 of 64. Beyond these, PyTorch's kernel, which multiplies
-matrices, is as fast, and soon faster: 1.6 times at 128 positions of 128."""
+"""Most values of a head's keys: 128 positions of 32, 64 of 64. Beyond these, PyTorch's kernel,
+which multiplies matrices, is as fast or faster: 1.6 times at 128 positions of 128."""
 _SKIPPING = 4
-"""How many times as many values where queries are left out, which PyTorch's cannot: 0.5 to 0.9 of
-its time at 77 to 256 positions of 64, of which 50 to 80 % were left out in 7 of 8 sequences."""
+"""Factor of `_MOST_VALUES` if queries are left out, which PyTorch's kernel cannot do: this kernel
+took 0.5 to 0.9 of its time at 77 to 256 positions of 64, of which 50 to 80 % were left out in 7 of
+8 sequences."""
 
 
 def is_for(query: torch.Tensor, longest: int, *, skips: bool = False) -> bool:
-    """Return True if there is a kernel and it is faster, for queries [..., heads, d] of sequences
-    of at most `longest` positions; or if it is to be exact. `skips`: some queries are left out."""
+    """Return True if there is a kernel that is faster, or that is needed for exact results, for
+    queries [..., heads, d] of sequences of at most `longest` positions. `skips`: some queries are
+    left out."""
     size = query.shape[-1]
     most = _SKIPPING * _MOST_VALUES if skips else _MOST_VALUES
     is_faster = size <= _WIDEST_HEAD and longest * size <= most
     fits = size % cpu_kernels.LANES == 0 and (is_faster or exact.is_on())
-    return fits and (exact.is_on() or cpu_kernels.suit(query))
+    return fits and (exact.is_on() or cpu_kernels.supports(query))
 
 
 def attend(
@@ -57,7 +60,7 @@ def attend(
     scale: float,
     skips: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute `ShortAttention` in float32, rounded once."""
+    """Return attention by `ShortAttention`, computed in float32 and rounded once."""
     wide = (query.float(), key.float(), value.float())
     return ShortAttention.apply(*wide, starts, longest, scale, skips).to(query.dtype)
 
@@ -92,8 +95,8 @@ def _attend_exactly(
     longest: int,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `attend_packed` by the kernel with which engines decode. The row is the cache, one
-    slot a position, so that a sequence is a part of one table of slots."""
+    """Compute `attend_packed` with the kernel that engines decode with. The row serves as the
+    cache, with one slot per position, so that a sequence is a part of one table of slots."""
     tokens, heads, _ = query.shape
     first = starts[:-1].long().repeat_interleave(starts.diff().long(), output_size=tokens)
     place, logs = torch.arange(tokens), torch.empty((heads, tokens))

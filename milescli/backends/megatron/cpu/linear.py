@@ -53,7 +53,7 @@ def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.
 def differentiable(
     x: torch.Tensor, weight: torch.Tensor, *, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """Compute `onednn.product` with the gradients of both factors: x [..., i], weight [o, i] ->
+    """Return `onednn.product` with the gradients of both factors: x [..., i], weight [o, i] ->
     [..., o]. The gradient of x is summed over the tensor-parallel ranks of `group`, if given."""
     rows = x.reshape(-1, x.shape[-1])
     # a view outside of the function: what comes out of one as a view may not be changed in place
@@ -61,7 +61,7 @@ def differentiable(
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Compute `F.linear`, by oneDNN if that is faster."""
+    """Return `F.linear(x, weight)`, computed by oneDNN if that is faster."""
     return differentiable(x, weight) if onednn.computes(x, weight) else F.linear(x, weight)
 
 

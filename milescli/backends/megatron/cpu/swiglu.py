@@ -11,8 +11,8 @@ from milescli.platform import cpu_kernels, exact
 
 
 def is_plain(config: TransformerConfig) -> bool:
-    """Return True if the MLPs of a model are silu(gate) * up without a cap or an offset, and are
-    computed in float32: under `exact` those of a bfloat16 model too."""
+    """Return True if the MLPs of a model compute silu(gate) * up without a cap or an offset, in
+    float32; under `exact` this includes MLPs of a bfloat16 model."""
     return (
         config.activation_func is F.silu
         and config.gated_linear_unit

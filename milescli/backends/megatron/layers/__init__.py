@@ -1,2 +1,2 @@
-"""Modules that Megatron's layer specs build where TransformerEngine is not: what mixes tokens,
+"""Modules that Megatron's layer specs build where TransformerEngine is not used: token mixers,
 norms, and whole layers of another shape."""

@@ -33,7 +33,7 @@ _SHORT = 24
 
 def options(facts: ModelFacts) -> dict[str, object]:
     """Return Megatron's settings of windows, sinks, gate and scale. The windows are for its own
-    modules, which may load the same checkpoint; this room's modules take them from the layer
+    modules, which may load the same checkpoint; this package's modules take them from the layer
     spec."""
     settings: dict[str, object] = {}
     if facts.attention_output_gate:
@@ -60,16 +60,16 @@ class Grid:
     is_causal: bool
     """True if query i sees the keys up to i: no context parallelism."""
     mask: torch.Tensor | None
-    """[N, 1, Q, K] bool, True where a query sees a key, if it is not plainly causal; on a CPU only,
-    whose kernel takes one."""
+    """[N, 1, Q, K] bool, True where a query sees a key, if attention is not plainly causal; only on
+    a CPU, whose kernel accepts a mask."""
     places: np.ndarray
     """[N, Q] place in its sequence of each query"""
     lengths: list[int]
     """[N] of the sequences, padding included"""
     device: torch.device
     together: tuple[np.ndarray, np.ndarray] | None = None
-    """First and last place [N, Q] of the image whose token a query is, its own place where it is
-    text; None where no tokens see those behind them."""
+    """First and last place [N, Q] of the image to which a query's token belongs; for text the
+    query's own place. None if no token sees later ones."""
     _blocks: dict[int, list[Block]] = field(default_factory=dict)
 
     def blocks(self, window: int) -> list[Block]:
@@ -90,12 +90,13 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPositions:
-    """Lays sequences that share positions of a row end to end, each whole."""
+    """Lays sequences that share positions of a row end to end, each as a whole."""
 
     cells: Cells
-    """[all positions of the sequences]; those of queries that others compute are never read."""
+    """[all positions of the sequences]; cells of queries that another sequence computes are never
+    read."""
     skips: torch.Tensor
-    """[sequences] int32, the number of those at the beginning of each."""
+    """[sequences] int32, the number of such positions at the beginning of each."""
 
 
 @dataclass
@@ -108,13 +109,13 @@ class PackedRow(PackedSeqParams):
     not embedded."""
     grids: list[Grid] = field(default_factory=list)
     queries: Cells | None = None
-    """Over the S positions of this rank."""
+    """Cells of the S positions of this rank."""
     keys: Cells | None = None
-    """Over the F positions of the whole row, in the order in which the ranks' parts are
+    """Cells of the F positions of the whole row, in the order in which the ranks' parts are
     gathered."""
     shared: SharedPositions | None = None
-    """Where sequences share positions of the row: only there, and in the cells, is all that
-    attention needs."""
+    """Set if sequences share positions of the row. Only this and the cells then describe each
+    sequence as a whole."""
     chunks: Chunks | None = None
     """The same row in chunks, for layers with a recurrence; None if there are none."""
     chosen: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
@@ -136,9 +137,9 @@ def pack_row(
     rotary: torch.Tensor | None = None,
     images: Sequence[Sequence[ImageSpan]] = (),
 ) -> PackedRow:
-    """Compute everything about a row that all layers share, once. `tokens` are the ids [S] at the
-    positions of this rank; `rotary` [3, S] are positions of M-RoPE, None: of text alone. `images`
-    are those of each sequence that is not empty."""
+    """Return everything about a row that all layers share. `tokens`: ids [S] at the positions of
+    this rank; `rotary` [3, S]: positions of M-RoPE, None: those of text; `images`: those of each
+    sequence that is not empty."""
     cu = torch.tensor(row.cu_seqlens, dtype=torch.int32, device=device)
     padded = torch.tensor(row.cu_seqlens_padded, dtype=torch.int32, device=device)
     lengths = np.diff(row.cu_seqlens_padded)
@@ -255,7 +256,8 @@ def _grid(lengths: np.ndarray, *, shape: RowShape, device: torch.device) -> Grid
 def _together(
     places: np.ndarray, images: Sequence[Sequence[ImageSpan]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[N, Q] -> first and last place of the image that holds each query, or its own."""
+    """Return [N, Q] the first and last place of the image that contains each query, or the query's
+    own place."""
     first, last = places.copy(), places.copy()
     for number, spans in enumerate(images):
         for span in spans:
@@ -266,8 +268,8 @@ def _together(
 
 
 def _gathered_order(lengths: np.ndarray, *, cp: int) -> np.ndarray | None:
-    """[F] where each position of the whole row lies after the ranks' parts are gathered; None:
-    where it was."""
+    """Return [F] the place of each position of the whole row after the ranks' parts are gathered;
+    None if no position moves."""
     if cp == 1:
         return None
     gathered = np.concatenate([zigzag(lengths.tolist(), cp=cp, cp_rank=rank) for rank in range(cp)])
@@ -284,7 +286,8 @@ def _cells(
     device: torch.device,
     sums: bool = False,
 ) -> Cells:
-    """`sums`: a position may have several cells that are looked at."""
+    """Return the cells of the sequences `members`. `sums`: a position may have several cells that
+    are read."""
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     parts, filled = [], []
     for which in members:
@@ -335,16 +338,17 @@ class _GatherKeys(torch.autograd.Function):
 
 
 def avoid_cudnn() -> None:
-    """Leave attention to PyTorch's other kernels in this process. cuDNN's, which PyTorch prefers on
-    Hopper and Blackwell, plans each new shape for about half a second (measured elsewhere:
-    modelscope/FunASR issue 3704), and rows of packed sequences have new shapes at every step."""
+    """Make PyTorch use its other attention kernels in this process. cuDNN's kernel, which PyTorch
+    prefers on Hopper and Blackwell, plans each new shape for about half a second (measured
+    elsewhere: modelscope/FunASR issue 3704), and rows of packed sequences have new shapes at every
+    step."""
     cuda.enable_cudnn_sdp(False)
 
 
 def has_kernel(query: torch.Tensor, key: torch.Tensor, *, grid: Grid) -> bool:
     """Return True if one of PyTorch's kernels computes [N, Q, heads, d] over [N, K, groups, d]
-    without materialising all logits. On a device none does with a mask, float32 with grouped heads,
-    or wide heads: PyTorch would use its plain one, with [N, heads, Q, K] in memory."""
+    without materialising all logits. On a device none supports a mask, float32 with grouped heads,
+    or wide heads: PyTorch would use its plain implementation, with [N, heads, Q, K] in memory."""
     if query.device.type == "cpu":
         return True
     if not grid.is_causal:
@@ -356,8 +360,8 @@ def has_kernel(query: torch.Tensor, key: torch.Tensor, *, grid: Grid) -> bool:
 
 class PackedAttention(MegatronModule):
     """Implements the core attention of Megatron's layer spec: queries [S, heads, d], keys [S,
-    groups, d] and values [S, groups, v] -> [S, heads * v]. Under `softmax_type: learnable` it has
-    the sinks, with Megatron's name."""
+    groups, d] and values [S, groups, v] -> [S, heads * v]. With `softmax_type: learnable` it has
+    the sinks, under Megatron's name."""
 
     def __init__(
         self,
@@ -447,13 +451,14 @@ class PackedAttention(MegatronModule):
         return row.queries.empty(out).flatten(1)
 
     def _is_plain(self, query, value, longest: int) -> bool:
-        """Return True if a position sees all before it, with a plain softmax."""
+        """Return True if every position sees all earlier ones, with a plain softmax."""
         windowed = 0 < self.window < longest
         more = self.softmax_offset is not None or self.softcap
         return not (windowed or more or query.shape[-1] != value.shape[-1])
 
     def _attend(self, query, key, value, *, grid: Grid) -> torch.Tensor:
-        """[N, Q, heads, d], [N, K, groups, d] and [N, K, groups, v] -> [N, Q, heads, v]"""
+        """Return attention of a grid: [N, Q, heads, d], [N, K, groups, d] and [N, K, groups, v] ->
+        [N, Q, heads, v]."""
         is_plain = self._is_plain(query, value, grid.shape[2]) and grid.together is None
         if not (is_plain and has_kernel(query, key, grid=grid)):
             blocks = grid.blocks(self.window)

@@ -1,4 +1,4 @@
-"""A layer whose parts are normalised once more before they are added to the residual stream (GLM-4,
+"""A layer whose parts are normalised again before they are added to the residual stream (GLM-4,
 Gemma). Used by `specs`."""
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class SandwichLayer(TransformerLayer):
 
 
 def _normalised(bias_dropout_add: Callable, norm: Callable) -> Callable:
-    """Megatron's way to add a part's output to the residual stream, with the output (and its bias)
-    normalised first."""
+    """Return Megatron's function that adds a part's output to the residual stream, changed to
+    normalise the output (with its bias) first."""
 
     def prepare(training: bool, fused: bool) -> Callable:
         add = bias_dropout_add(training, fused)

@@ -1,7 +1,7 @@
 """Attention that PyTorch's own kernels cannot express, or not without the whole matrix: sliding
-windows, sinks, capped logits, values of another width than keys, and on a device masks. Block by
-block of queries, so that memory grows with the length of a sequence and not with its square. Called
-by `attention`."""
+windows, sinks, capped logits, values of another width than keys, and masks on a device. Computed in
+blocks of queries, so that memory grows with the length of a sequence and not with its square.
+Called by `attention`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 _MIN_BLOCK = 64
 _MAX_BLOCK = 512
-"""Queries that are computed at once, at most. N heads [block, K] float32 are held at a time."""
+"""Most queries that are computed at once: N heads [block, K] float32 are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Holds the queries first .. last of every sequence of a grid, and the keys that any of them
+    """Holds queries number first .. last of every sequence of a grid, and the keys that any of them
     sees."""
 
     queries: slice
@@ -25,7 +25,7 @@ class Block:
     first: torch.Tensor | None
     """[N or 1, 1, 1, queries, 1] the first key that each query sees; None: the first of all"""
     last: torch.Tensor
-    """The same, the last one"""
+    """[N or 1, 1, 1, queries, 1] the last key that each query sees"""
 
     def hidden(self) -> torch.Tensor:
         """Return the mask [N or 1, 1, 1, queries, keys] bool, True where the query does not see the
@@ -43,9 +43,10 @@ def make_blocks(
     device: torch.device,
     together: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> list[Block]:
-    """Make the blocks of queries at `places` [N, Q] in their sequences. A query sees the keys up to
-    its own place, at most `window` of them (0: all), and those of `together` in any case: the
-    first and the last [N, Q] of the image that a query is of, its own place where it is text."""
+    """Return blocks of the queries at `places` [N, Q] in their sequences. A query sees the keys up
+    to its own place, at most `window` of them (0: all). `together`: first and last [N, Q] place of
+    the image to which each query's token belongs (for text its own place), which the query sees
+    too."""
     if together is None and places.shape[0] > 1 and bool((places == places[:1]).all()):
         places = places[:1]
     first, last = np.maximum(places - window + 1, 0) if window else None, places
@@ -85,13 +86,12 @@ def attend(
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Compute attention, [N, Q, heads, d], [N, K, groups, d], [N, K, groups, v] -> [N, Q, heads,
-    v], in float32 internally.
+    """Return attention, [N, Q, heads, d], [N, K, groups, d], [N, K, groups, v] -> [N, Q, heads, v],
+    computed in float32.
 
     Logits are scale * q.k, then softcap * tanh(logits / softcap). `sinks` [heads] are logits that
     take part in the softmax without a value (gpt-oss). Differentiable; the backward pass recomputes
-    the logits, as FlashAttention does (arXiv 2205.14135).
-    """
+    the logits, as FlashAttention does (arXiv 2205.14135)."""
     return _Attend.apply(query, key, value, sinks, blocks, scale, softcap)
 
 
@@ -154,8 +154,8 @@ class _Attend(torch.autograd.Function):
 def _logits(
     q, k, block: Block, *, scale: float, softcap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """[N, groups, per group, queries, keys], -inf where a key is not seen; and the slope of the
-    cap."""
+    """Return the logits [N, groups, per group, queries, keys], -inf where a key is not seen; and
+    the derivative of the cap."""
     logits = (q[..., block.queries, :] @ k[:, :, :, block.keys].mT).mul_(scale)
     slope = None
     if softcap is not None:
@@ -166,21 +166,21 @@ def _logits(
 
 
 def _grouped(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """[N, Q, heads, d] -> [N, groups, per group, Q, d] float32"""
+    """Reshape [N, Q, heads, d] -> [N, groups, per group, Q, d] float32."""
     return x.unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4).float()
 
 
 def _ungrouped(x: torch.Tensor) -> torch.Tensor:
-    """The inverse of `_grouped`, but for the dtype."""
+    """Invert `_grouped`, except for the dtype."""
     return x.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 def _by_head(x: torch.Tensor) -> torch.Tensor:
-    """[N, K, groups, d] -> [N, groups, 1, K, d] float32"""
+    """Reshape [N, K, groups, d] -> [N, groups, 1, K, d] float32."""
     return x.transpose(1, 2).unsqueeze(2).float()
 
 
 def _over_queries(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """[N, groups, per group, Q, K] and [N, groups, per group, Q, d] -> [N, groups, 1, K, d], summed
-    over all queries of a group."""
+    """Return [N, groups, 1, K, d], the product of [N, groups, per group, Q, K] and [N, groups, per
+    group, Q, d], summed over all queries of a group."""
     return (weights.flatten(2, 3).mT @ rows.flatten(2, 3)).unsqueeze(2)

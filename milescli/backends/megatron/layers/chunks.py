@@ -1,5 +1,5 @@
-"""Where the positions of a packed row stand when its sequences are cut into chunks (the form in
-which recurrent layers compute), and how they are moved there and back. Pure."""
+"""The positions of a packed row whose sequences are cut into chunks (the form in which recurrent
+layers compute), and the moves between row and chunks. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ import torch.nn.functional as F
 
 @dataclass(slots=True, kw_only=True)
 class Cells:
-    """Maps positions to the cells of a layout that may have more cells than there are positions."""
+    """Maps positions to the cells of a layout, which may have more cells than there are
+    positions."""
 
     position: torch.Tensor
-    """[cells] int64; a hole holds some position whose values it may repeat, since nothing real
-    looks at it."""
+    """[cells] int64, the position in each cell; a hole has any position, since its values are never
+    used."""
     cell: torch.Tensor
     """[positions] int64, the inverse."""
     holes: torch.Tensor
     """int64, cells without a position."""
     trivial: bool
-    """Positions and cells are the same in the same order: nothing needs to be moved."""
+    """True if positions and cells are the same in the same order, so that nothing needs to be
+    moved."""
     bags: tuple[torch.Tensor, torch.Tensor] | None = None
-    """Where a position has several cells that are looked at: (cells of the first position, of the
-    second, ..., int64; where those of each begin, [positions] int64)."""
+    """If a position has several cells that are read: (cells of the first position, of the second,
+    ..., int64; where those of each position begin, [positions] int64)."""
 
     def fill(self, x: torch.Tensor) -> torch.Tensor:
         """Scatter [positions, ...] -> [cells, ...]."""
@@ -34,7 +36,7 @@ class Cells:
         return self.gather(x)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Do as `fill` where of the cells of a position only the first has a gradient."""
+        """Scatter as `fill`, if only the first cell of each position has a gradient."""
         return x if self.trivial else _Move.apply(x, self.position, self.cell, self.holes[:0])
 
     def empty(self, x: torch.Tensor) -> torch.Tensor:
@@ -79,16 +81,16 @@ _SIZES = (64, 32, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """Arranges sequences in chunks in the order of time. F: positions of the whole row. First come
-    the first chunks of all sequences, the longest sequence first, then the second chunks, and so
+    """Arranges sequences in chunks in the order of time. F: positions of the whole row. The first
+    chunks of all sequences come first, the longest sequence first, then the second chunks, and so
     on, so that a step of the recurrence is one slice."""
 
     size: int
     """Positions in a chunk, T."""
     per_step: list[int]
-    """[steps] sequences that have so many chunks; falls."""
+    """[steps] number of sequences that have that many chunks; descending."""
     cells: Cells
-    """Cells of the chunks end to end, [chunks * T]. Holes are after the end of their sequence."""
+    """Cells of the chunks end to end, [chunks * T]. Holes come after the end of their sequence."""
 
 
 def make_chunks(lengths: np.ndarray, *, order: np.ndarray | None, device: torch.device) -> Chunks:
@@ -119,7 +121,7 @@ def make_chunks(lengths: np.ndarray, *, order: np.ndarray | None, device: torch.
 
 
 def _best_size(lengths: np.ndarray) -> int:
-    """The largest with which at most an eighth more cells are filled than with the smallest: fewer
+    """Return the largest size that fills at most an eighth more cells than the smallest one: fewer
     steps, larger products."""
     cells = {size: int((-(-lengths // size) * size).sum()) for size in _SIZES}
     return next(size for size in _SIZES if cells[size] <= 1.125 * cells[_SIZES[-1]])

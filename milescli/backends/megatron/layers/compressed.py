@@ -1,7 +1,7 @@
-"""Compressed attention of DeepSeek-V4 (its report, section 2.3) over packed rows: one key per
-position, which is its value too, within a window; beyond it entries that each stand for several
-positions, all of them or those that an indexer chooses. And the layer around it, whose first ones
-choose experts by the token's number. Used by `specs`.
+"""Compressed attention of DeepSeek-V4 (its report, section 2.3) over packed rows. Within a window
+there is one key per position, which is its value too; beyond the window each entry stands for
+several positions, and a query attends to all entries or to those that an indexer chooses. Also the
+layer around it, the first of which choose experts by the token's id. Used by `specs`.
 
 The indexer is trained as in `dsa`: by the loss of `indexer_loss`, or not at all."""
 
@@ -28,7 +28,12 @@ from milescli.backends.megatron.layers.attention import Grid, PackedRow
 from milescli.backends.megatron.layers.blockwise import attend
 from milescli.backends.megatron.layers.experts import Projection, Router
 from milescli.backends.megatron.layers.hyper import HyperLayer
-from milescli.backends.megatron.layers.indexer_loss import Lesson, RowLoss, Scores, with_loss
+from milescli.backends.megatron.layers.indexer_loss import (
+    IndexerComparison,
+    RowLoss,
+    Scores,
+    with_loss,
+)
 from milescli.backends.megatron.layers.norm import RmsNorm
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
 from milescli.models.facts import ModelFacts
@@ -57,8 +62,8 @@ def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> ModuleSpec:
 
 
 class HashRouter(Router):
-    """Sends each token to the experts in its row of a table; the scores only weight them. There is
-    nothing to replay."""
+    """Sends each token to the experts in its row of a table; the scores only weight them. No routes
+    need to be replayed."""
 
     def __init__(self, config, pg_collection=None, *, facts: ModelFacts) -> None:
         """Called by Megatron's MoE layer."""
@@ -115,7 +120,7 @@ class GroupedProjection(torch.nn.Module):
         )
 
 
-def _turn_last(x: torch.Tensor, angles: Angles) -> torch.Tensor:
+def _rotate_last(x: torch.Tensor, angles: Angles) -> torch.Tensor:
     """Rotate the last dims of x [S, heads, d]."""
     plain = x.shape[-1] - 2 * angles.cos.shape[-1]
     return torch.cat([x[..., :plain], rotate(x[..., plain:].contiguous(), angles)], dim=-1)
@@ -128,7 +133,7 @@ def _unit(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 class Compressor(MegatronModule):
     """Makes one entry of every `rate` positions, by a softmax over them in each channel. With
-    `width` 2, the positions before take part, with a series of their own."""
+    `width` 2, the `rate` positions before take part too, with a series of their own."""
 
     def __init__(self, config, facts: ModelFacts, *, head_dim: int, rate: int, width: int) -> None:
         super().__init__(config)
@@ -144,7 +149,7 @@ class Compressor(MegatronModule):
         self.norm = RmsNorm(config, head_dim, eps=facts.norm_eps)
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
-        """Return values and gates side by side, [S, 1, 2 * width * head_dim], of hidden states."""
+        """Return values and gates of hidden states, concatenated, [S, 1, 2 * width * head_dim]."""
         return torch.cat([self.linear_kv(x)[0], self.linear_gate(x)[0]], dim=-1)
 
     def forward(self, projected: torch.Tensor) -> torch.Tensor:
@@ -160,12 +165,13 @@ class Compressor(MegatronModule):
         entries = self.norm((value * gate.softmax(dim=2).to(value.dtype)).sum(dim=2))
         places = torch.arange(count) * self.rate
         turns = angles(self.rope, places, head_dim=self.rotated, device=entries.device)
-        return _turn_last(entries.transpose(0, 1), turns).transpose(0, 1)
+        return _rotate_last(entries.transpose(0, 1), turns).transpose(0, 1)
 
     @staticmethod
     def _with_before(x: torch.Tensor, fill: float) -> torch.Tensor:
-        """[N, windows, rate, 2 * d] -> [N, windows, 2 * rate, d]: the first series of the window
-        before, then the second of the window itself; `fill` stands before the first window."""
+        """Return [N, windows, 2 * rate, d] of [N, windows, rate, 2 * d]: the first series of the
+        previous window, then the second series of the window itself; `fill` stands before the first
+        window."""
         before, own = x.chunk(2, dim=-1)
         return torch.cat([F.pad(before, (0, 0, 0, 0, 1, 0), value=fill)[:, :-1], own], dim=2)
 
@@ -190,8 +196,8 @@ class Indexer(MegatronModule):
             weight.sequence_parallel = False
 
     def project(self, x: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
-        """Return what choosing needs of each position, side by side: the compressor's projections,
-        the weights of heads, queries. x [S, 1, hidden], latent [S, 1, q_lora_rank]."""
+        """Return the inputs of the choice at each position, concatenated: the compressor's
+        projections, the weights of heads, queries. x [S, 1, hidden], latent [S, 1, q_lora_rank]."""
         query, weights = self.linear_wq_b(latent)[0], self.linear_weights_proj(x)[0]
         return torch.cat([self.compressor.project(x), weights, query], dim=-1)
 
@@ -199,22 +205,22 @@ class Indexer(MegatronModule):
         """Return projections [S, ...] with their queries rotated."""
         rest, query = self._split(projected)
         query = query.unflatten(-1, (self.sizes.num_heads, -1))
-        return torch.cat([rest, _turn_last(query, turns).flatten(1)], dim=-1)
+        return torch.cat([rest, _rotate_last(query, turns).flatten(1)], dim=-1)
 
     def chooses(self, lengths: list[int]) -> bool:
         """Return True unless every query sees all entries before it."""
         return max(lengths) // self.compressor.rate > self.sizes.topk
 
     def forward(self, projected: torch.Tensor) -> Scores:
-        """Return what scores entries, of turned projections [N, Q, ...]."""
+        """Return the inputs of the entries' scores, of rotated projections [N, Q, ...]."""
         heads, (rest, query) = self.sizes.num_heads, self._split(projected)
         to_compress, weights = rest[..., :-heads], rest[..., -heads:].float() * heads**-0.5
         return query.unflatten(-1, (heads, -1)), self.compressor(to_compress), weights
 
     @torch.no_grad()
     def choose(self, scores: Scores, *, lengths: list[int]) -> torch.Tensor:
-        """Choose entries, [N, 1, 1, Q, entries] bool. One sequence at a time: what is chosen among
-        equals must not depend on the sequences beside it."""
+        """Choose entries, [N, 1, 1, Q, entries] bool, one sequence at a time: the choice among
+        equal scores must not depend on the other sequences."""
         (query, key, weights), rate = scores, self.compressor.rate
         dim = self.sizes.head_dim
         size = (len(key), 1, 1, query.shape[1], key.shape[1])
@@ -236,15 +242,15 @@ class Indexer(MegatronModule):
         return seen
 
     def _split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(compressor's projections and weights of heads, queries)"""
+        """Return (compressor's projections and weights of heads, queries)."""
         queries = self.sizes.num_heads * self.sizes.head_dim
         return projected[..., :-queries], projected[..., -queries:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryBlock:
-    """Holds the queries first .. last of every sequence of a grid and what any of them sees, of
-    keys that are all positions, then all entries. As `blockwise.Block`, for `attend`."""
+    """Holds queries number first .. last of every sequence of a grid and what any of them sees.
+    Keys are all positions, then all entries. Used like `blockwise.Block` by `attend`."""
 
     queries: slice
     keys: torch.Tensor
@@ -297,7 +303,7 @@ class _Core(MegatronModule):
             self.indexer = Indexer(config, facts)
 
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
-        """Return the sinks, cut by heads, and the rest, which every rank holds."""
+        """Return the sinks, cut by heads, and the other weights, which every rank has."""
         return super().sharded_state_dict(
             prefix, sharded_offsets, metadata
         ) | make_sharded_tensors_for_checkpoint(
@@ -315,8 +321,9 @@ class _Core(MegatronModule):
         loss: RowLoss | None,
         shares: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attend with queries [N, Q, heads, d] to keys [N, Q, d]; the others are projections of the
-        compressor and of the indexer, [N, Q, ...] -> [N, Q, heads, d]"""
+        """Return [N, Q, heads, d], the attention of queries [N, Q, heads, d] to keys [N, Q, d].
+        `to_compress` and `to_choose`: projections of the compressor and of the indexer, [N, Q,
+        ...]."""
         length, chosen = grid.shape[1], None
         scores: Scores | None = None
         if self.compressor is not None:
@@ -335,7 +342,7 @@ class _Core(MegatronModule):
         )
         if scores is None or loss is None or not (scores[1].shape[1] and torch.is_grad_enabled()):
             return out
-        lesson = Lesson(
+        lesson = IndexerComparison(
             shares=shares,
             num_heads=query.shape[2],
             lengths=grid.lengths,
@@ -347,7 +354,7 @@ class _Core(MegatronModule):
     def _block(
         self, at: slice, *, length: int, chosen: torch.Tensor | None, device: torch.device
     ) -> EntryBlock:
-        """Of the queries `at` of sequences of `length` positions."""
+        """Return the block of the queries `at` of sequences of `length` positions."""
         rate = self.compressor.rate if self.compressor is not None else 0
         positions = torch.arange(max(at.start - self.window + 1, 0), at.stop, device=device)
         entries = torch.arange(at.stop // rate if rate else 0, device=device) + length
@@ -368,8 +375,8 @@ class _Core(MegatronModule):
         number: int,
         at: slice,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of queries [N, Q, heads, d] and all keys, of positions and then of entries, as
-        `Lesson.attention`."""
+        """Compute `IndexerComparison.attention` from queries [N, Q, heads, d] and all keys, of
+        positions and then of entries."""
         block = block_of(at)
         hidden = block.hidden()
         hidden = hidden[number if len(hidden) > 1 else 0, 0, 0]
@@ -382,8 +389,8 @@ class _Core(MegatronModule):
 
 class CompressedAttention(MegatronModule):
     """Implements the attention of one layer: hidden states [S / tp or S, 1, hidden] -> the same
-    shape, and no bias. Heads and the groups of the output projection are cut by tensor parallelism;
-    the key, the compressor and the indexer are small, and whole on every rank."""
+    shape, and no bias. Tensor parallelism cuts heads, and the groups of the output projection; the
+    key, the compressor and the indexer are small, and whole on every rank."""
 
     def __init__(
         self,
@@ -438,9 +445,9 @@ class CompressedAttention(MegatronModule):
         turns = row.angles[self.angles]
         latent = self.q_layernorm(self.linear_q_down_proj(hidden_states)[0])
         query = self.linear_q_up_proj(latent)[0].squeeze(1).unflatten(-1, (-1, self.head_dim))
-        query = _turn_last(_unit(query, self.eps), turns)
+        query = _rotate_last(_unit(query, self.eps), turns)
         key = self._whole(self.kv_layernorm(self.linear_kv_proj(hidden_states)[0]))
-        key = _turn_last(key, turns).squeeze(1)
+        key = _rotate_last(key, turns).squeeze(1)
         parts: list[torch.Tensor | None] = [query, key, None, None]
         if core.compressor is not None:
             parts[2] = self._whole(core.compressor.project(hidden_states)).squeeze(1)
@@ -462,12 +469,12 @@ class CompressedAttention(MegatronModule):
             )
             out.append(core(*own, grid=grid, loss=loss, shares=shares).flatten(0, 1))
         attended = row.queries.empty(torch.cat(out))
-        back = _turn_last(attended, replace(turns, sin=-turns.sin))
+        back = _rotate_last(attended, replace(turns, sin=-turns.sin))
         return self.linear_proj(self.linear_grouped_proj(back.flatten(1))[:, None])
 
     def _whole(self, x: torch.Tensor, *, sums_gradients: bool = True) -> torch.Tensor:
-        """[S / tp, 1, d] -> [S, 1, d] under sequence parallelism; its gradient is summed over the
-        ranks where these have different heads."""
+        """Gather [S / tp, 1, d] -> [S, 1, d] under sequence parallelism. The gradient is summed
+        over the ranks if these have different heads."""
         if not self.scattered:
             return x
         return gather_from_sequence_parallel_region(

@@ -1,5 +1,5 @@
 """Sparse attention of DeepSeek-V3.2 (DSA) over packed rows: an indexer scores every position before
-a query's, and the query attends to the best `topk`. Names are those of Megatron's experimental
+a query, and the query attends to the best `topk`. Names are those of Megatron's experimental
 module, which does not support packed rows. Used by `mla`.
 
 The choice has no gradient, so the indexer stays as loaded, unless `model.indexer` trains it with
@@ -18,7 +18,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from milescli.backends.megatron.layers.attention import Grid, PackedAttention, PackedRow
 from milescli.backends.megatron.layers.indexer_loss import (
-    Lesson,
+    IndexerComparison,
     Scores,
     index_logits,
     with_loss,
@@ -140,7 +140,7 @@ class SparseAttention(PackedAttention):
         gradients = list[torch.Tensor]()
         scores = scores or loss.scores[self.chooser]
         for index, grid, parts in zip(scores, row.grids, filled, strict=True):
-            lesson = Lesson(
+            lesson = IndexerComparison(
                 shares=parts[2],
                 num_heads=query.shape[1],
                 lengths=grid.lengths,
@@ -165,7 +165,7 @@ class SparseAttention(PackedAttention):
         number: int,
         at: slice,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute `Lesson.attention` from queries and keys [N, Q, heads, d]."""
+        """Compute `IndexerComparison.attention` from queries and keys [N, Q, heads, d]."""
         seen = slice(0, at.stop)
         if chosen is None:
             visible = torch.ones(at.stop - at.start, at.stop, dtype=torch.bool, device=query.device)
@@ -246,8 +246,8 @@ class LightningIndexer(torch.nn.Module):
 
     @torch.no_grad()
     def choose(self, scores: Sequence[Scores], row: PackedRow) -> Choice:
-        """Choose what the row's queries attend to; grids whose queries attend to everything are
-        left out."""
+        """Choose the positions that the row's queries attend to; grids whose queries attend to
+        everything are left out."""
         return {
             id(grid): _choose(*parts, lengths=grid.lengths, sizes=self.sizes)
             for grid, parts in zip(row.grids, scores, strict=True)
@@ -278,8 +278,8 @@ def _choose(
     lengths: list[int],
     sizes: Sizes,
 ) -> torch.Tensor:
-    """Choose positions, [N, Q, heads, d], [N, Q, d], [N, Q, heads] -> [N, 1, Q, Q] bool, one
-    sequence at a time: that bounds the memory for the scores of all heads, and the choice among
+    """Return the chosen positions, [N, Q, heads, d], [N, Q, d], [N, Q, heads] -> [N, 1, Q, Q] bool.
+    One sequence at a time: that bounds the memory for the scores of all heads, and the choice among
     equal scores must not depend on the other sequences."""
     longest = query.shape[1]
     causal = torch.ones(longest, longest, dtype=torch.bool, device=query.device).tril()

@@ -1,4 +1,4 @@
-"""Experts: how a family's router chooses and weighs them, and what Megatron is given of them and of
+"""Experts: how a family's router chooses and weights them, and Megatron's settings for them and for
 plain MLPs. Used by `model`, `specs`."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
-from milescli.backends.megatron.cpu_compat import mend_router
+from milescli.backends.megatron.cpu_compat import define_te_gemm
 from milescli.backends.megatron.layers.grouped_experts import GroupedExperts
 from milescli.models.facts import ModelFacts
 from milescli.platform import exact
@@ -29,7 +29,7 @@ _GELU_TANH = partial(F.gelu, approximate="tanh")
 
 
 def mlp_options(facts: ModelFacts) -> dict[str, object]:
-    """Return Megatron's settings of every MLP, plain, shared or of an expert."""
+    """Return Megatron's settings of every MLP: plain, shared, or that of an expert."""
     activation = {
         "silu": F.silu,
         "gelu_tanh": _GELU_TANH,
@@ -49,9 +49,9 @@ def mlp_options(facts: ModelFacts) -> dict[str, object]:
 
 
 def options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> dict[str, object]:
-    """Return Megatron's settings of the experts. The `Router` itself knows how they are chosen,
-    which Megatron's fields cannot express for every family."""
-    mend_router()
+    """Return Megatron's settings of the experts. How they are chosen is left to `Router`, since
+    Megatron's fields cannot express it for every family."""
+    define_te_gemm()
     settings: dict[str, object] = {
         "num_moe_experts": facts.num_experts,
         "moe_router_topk": facts.topk,
@@ -113,9 +113,9 @@ class _ExpertDown(RowParallelLinear):
 
 class Router(TopKRouter):
     """Chooses experts as Hugging Face's implementations of the families do, in Megatron's router:
-    any score, normalised or not, with a correction that counts for the choice alone (arXiv
-    2408.15664) and a choice of groups before that of experts (arXiv 2412.19437, section 2.1.2). The
-    correction, `expert_bias`, is loaded and saved, never updated: Megatron does not get it."""
+    any score, normalised or not, with a correction that affects the choice alone (arXiv 2408.15664)
+    and a choice of groups before that of experts (arXiv 2412.19437, section 2.1.2). The correction,
+    `expert_bias`, is loaded and saved, never updated: Megatron does not get it."""
 
     def __init__(self, config, pg_collection=None, *, facts: ModelFacts) -> None:
         """Called by Megatron's MoE layer."""
@@ -133,7 +133,7 @@ class Router(TopKRouter):
             )
 
     def routing(self, logits, padding_mask=None):
-        """Return weights and choice, both [S * B, experts], of logits [S, B, experts]. Called by
+        """Return weights and choice, both [S * B, experts], for logits [S, B, experts]. Called by
         Megatron."""
         logits = logits.view(-1, self.facts.num_experts)
         scores = self._scores(logits)
@@ -177,8 +177,8 @@ class Router(TopKRouter):
     def _choose(
         self, wanted: torch.Tensor, topk: int, num_groups=None, group_topk=None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(scores, numbers) of the best experts, each [tokens, topk]. Signature as Megatron's
-        replay calls it."""
+        """Return (scores, numbers) of the best experts, [tokens, topk] each. The signature is that
+        with which Megatron's replay calls it."""
         groups, topk_groups = self.facts.router_groups, self.facts.router_topk_groups
         if topk_groups < groups:
             grouped = wanted.unflatten(-1, (groups, -1))
@@ -191,7 +191,7 @@ class Router(TopKRouter):
 
 
 class LatentExperts(MoELayer):
-    """Gives Megatron's layer plain projections, with the same names as those that exist only with
+    """Adds plain projections to Megatron's layer, under the names of those that exist only with
     TransformerEngine."""
 
     def __init__(
@@ -219,7 +219,8 @@ class LatentExperts(MoELayer):
 
 
 class Projection(torch.nn.Module):
-    """Computes x @ weight^T on every rank alike, for the positions that the rank holds. No bias."""
+    """Computes x @ weight^T, with the same weight on every rank, for the positions that the rank
+    has. No bias."""
 
     def __init__(self, inputs: int, outputs: int, *, config: TransformerConfig) -> None:
         super().__init__()

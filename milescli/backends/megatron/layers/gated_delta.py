@@ -1,6 +1,6 @@
 """Megatron's gated delta net over packed rows: its modules, names and checkpoint, with the
-recurrence in plain PyTorch and context parallelism. The facts' options for Megatron's config, and
-the module that `specs` puts in attention's place."""
+recurrence in plain PyTorch and context parallelism. Gives Megatron's settings, and the module that
+`specs` puts in place of attention."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def _between_chunks(
     decayed: torch.Tensor,
     per_step: Sequence[int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each position adds to the state, and what it reads of the state before its chunk, both
-    [chunks, ..., T, dv]."""
+    """Return (what each position adds to the state, what it reads of the state before its chunk),
+    both [chunks, ..., T, dv]."""
     added, forgotten = (part.split(per_step) for part in solved)
     query, key, decayed = query.split(per_step), key.split(per_step), decayed.split(per_step)
     news, reads = [added[0]], [torch.zeros_like(added[0])]
@@ -99,7 +99,7 @@ def _between_chunks(
 
 
 def causal_conv(x: Chunked, weight: torch.Tensor, *, per_step: Sequence[int]) -> Chunked:
-    """Convolve each channel with the K - 1 positions before it in its sequence. x [chunks, T,
+    """Convolve each channel with the K - 1 earlier positions of its sequence. x [chunks, T,
     channels], weight [channels, 1, K], K - 1 <= T."""
     width = weight.shape[-1] - 1
     if not width:
@@ -142,8 +142,8 @@ _TINY = 1e-6
 
 
 def options(facts: ModelFacts, *, cp: int) -> dict[str, object]:
-    """Return Megatron's settings of gated delta layers. Its own module knows no context
-    parallelism, and its config refuses it by name."""
+    """Return Megatron's settings of gated delta layers. Megatron's own module does not support
+    context parallelism, and its config refuses it by name."""
     delta = facts.gated_delta
     if delta is None:
         return {}
@@ -159,8 +159,8 @@ def options(facts: ModelFacts, *, cp: int) -> dict[str, object]:
 
 
 def adapt(layer: TransformerLayerSubmodules, facts: ModelFacts) -> None:
-    """Replace attention by the mixer. Its norm has no zero-centered weight, whatever the config
-    says of the others."""
+    """Replace attention by the mixer, whose norm is never zero-centered, whatever the config says
+    of the other norms."""
     assert facts.gated_delta is not None, facts.family
     wide = facts.gated_delta.float32
     norm = ModuleSpec(
@@ -225,7 +225,7 @@ class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
         return self.out_proj(gated.to(hidden_states.dtype).flatten(1)[:, None])
 
     def _mix(self, query, key, value, beta, alpha, *, row: PackedRow) -> torch.Tensor:
-        """[F, heads * dim] of each -> [F, value heads * dv]; computed in float32"""
+        """Return [F, value heads * dv] of [F, heads * dim] each, computed in float32."""
         chunks = row.chunks
         assert chunks is not None
         sizes = [part.shape[-1] for part in (query, key, value)]
@@ -258,8 +258,8 @@ class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
         return chunks.cells.empty(out.flatten(0, 1)).flatten(1)
 
     def _normalise(self, out: torch.Tensor) -> torch.Tensor:
-        """Per head. Each tensor-parallel rank has heads of its own, and where Megatron does not sum
-        the weight's gradient over them (it does under sequence parallelism), this does."""
+        """Normalise per head. Each tensor-parallel rank has its own heads; this sums the weight's
+        gradient over the ranks unless Megatron does (under sequence parallelism)."""
         if self.tp_size > 1 and not self.config.sequence_parallel:
             return self.out_norm(
                 out, weight=copy_to_tensor_model_parallel_region(self.out_norm.weight)
@@ -267,13 +267,13 @@ class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
         return self.out_norm(out)
 
     def _own(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The rows of the heads that this context-parallel rank computes; its gradient for the
-        others is 0."""
+        """Return the rows of the heads that this context-parallel rank computes; the gradient of
+        the other rows is 0."""
         return parameter.chunk(self.cp_group.size())[self.cp_group.rank()]
 
     def _to_heads(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """All heads of this rank's positions -> its share of the heads, of all positions, as the
-        ranks' parts are gathered."""
+        """Exchange all heads of this rank's positions for its share of the heads at all positions,
+        in the order in which the ranks' parts are gathered."""
         count = self.cp_group.size()
         if count == 1:
             return parts
@@ -283,7 +283,7 @@ class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
         return list(_Exchange.apply(sent, self.cp_group).flatten(0, 1).split(sizes, dim=-1))
 
     def _from_heads(self, out: torch.Tensor) -> torch.Tensor:
-        """The inverse, of the output."""
+        """Invert `_to_heads`, for the output."""
         count = self.cp_group.size()
         if count == 1:
             return out

@@ -1,5 +1,5 @@
-"""Gemma 4's layers, which Megatron-Core has no modules for: heads of their own where a layer looks
-at all positions, values that are normalised (and may be the keys' projection), experts beside a
+"""Gemma 4's layers, for which Megatron-Core has no modules: other heads in layers that attend to
+all positions, values that are normalised (and may be the keys' projection), experts parallel to a
 plain MLP, a number that scales the layer. Used by `specs`."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def options(facts: ModelFacts) -> dict[str, object]:
 
 
 def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> ModuleSpec:
-    """Adapt a sandwich layer's spec to layer `layer` (from 0) of a Gemma 4."""
+    """Return a sandwich layer's spec, adapted to layer `layer` (from 0) of a Gemma 4."""
     parts = spec.submodules
     parts.self_attention.module = ValueNormAttention
     parts.self_attention.params = {**parts.self_attention.params, "facts": facts, "layer": layer}
@@ -62,7 +62,7 @@ class ScaledLayer(SandwichLayer):
 class ValueNormAttention(SelfAttention):
     """Implements attention with the layer's own number and width of heads. Values are normalised
     per head, without a weight. If keys and values share a projection, `linear_qkv` has no rows for
-    values: per key-value head its queries, then its key."""
+    values: for each key-value head it has the queries, then the key."""
 
     def __init__(self, config, submodules, *args, facts: ModelFacts, layer: int, **options) -> None:
         """Called by Megatron with the config of all layers."""
@@ -96,12 +96,12 @@ class ValueNormAttention(SelfAttention):
 
 
 def _of_rows(linear, rows: int):
-    """Build a linear layer with this number of rows in place of those that Megatron asks for."""
+    """Build a linear layer with this number of rows, whatever number Megatron asks for."""
     return lambda inputs, outputs, **options: linear(inputs, rows, **options)
 
 
 def _normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) over the last dim, in float32."""
+    """Return x / sqrt(mean(x^2) + eps) over the last dim, in float32."""
     wide = x.float()
     return (wide * (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
 

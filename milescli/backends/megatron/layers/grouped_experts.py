@@ -1,7 +1,7 @@
 """All experts of a rank as one product: PyTorch's `grouped_mm` instead of a loop over them, where
 `models.costs.groups_experts` says that it is faster. Used by `experts`, for Megatron's
-SequentialMLP. Weights keep their modules and names, so that loading, saving and publishing know
-nothing of it."""
+SequentialMLP. Weights keep their modules and names, so loading, saving and publishing are
+unaffected."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ALIGNMENT_BYTES = 16
 
 
 class GroupedExperts(SequentialMLP):
-    """Computes the experts of a rank together. Falls back to Megatron's loop where a layer of an
-    expert has hooks (an adapter beside it), where bits are to be exact, where rows are not aligned,
-    and where a loop is faster."""
+    """Computes the experts of a rank together. Uses Megatron's loop if a layer of an expert has
+    hooks (of an adapter), if results must be exact, if rows are not aligned, and if a loop is
+    faster."""
 
     def forward(
         self,
@@ -30,9 +30,9 @@ class GroupedExperts(SequentialMLP):
         tokens_per_expert: torch.Tensor,
         permuted_probs: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute the experts of tokens [T, h], which lie expert by expert, `tokens_per_expert`
-        [experts of this rank] of each; `permuted_probs` [T] are their weights. Returns [T, h], and
-        no bias."""
+        """Return the experts' outputs [T, h], and no bias, for tokens [T, h] that lie expert by
+        expert. `tokens_per_expert` [experts of this rank]: their numbers; `permuted_probs` [T]:
+        their weights."""
         if not self._can_group():
             return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
         ends = tokens_per_expert.cumsum(0).to(
@@ -74,7 +74,7 @@ class _Grouped(torch.nn.Module):
     registered here."""
 
     def __init__(self, linears: Sequence[torch.nn.Module], ends: torch.Tensor) -> None:
-        """`ends` [experts] int32: where the tokens of each expert end."""
+        """Use the weights of `linears`. `ends` [experts] int32: the end of each expert's tokens."""
         super().__init__()
         self._linears, self._ends = tuple(linears), ends
 
@@ -91,8 +91,9 @@ class _Grouped(torch.nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """Multiplies by all weights at once, copied into one tensor that lives as long as the product:
-    autograd would keep that of each layer, as large as all its experts, for the backward pass."""
+    """Multiplies by all weights at once, copied into one tensor that exists only during the
+    product: autograd would keep one for each layer, as large as all its experts, for the backward
+    pass."""
 
     @staticmethod
     def forward(ctx, x, ends, *weights):

@@ -1,4 +1,4 @@
-"""What Megatron's GPTModel has before and behind its layers: scaled embeddings (Gemma), and what
+"""The parts of Megatron's GPTModel before and after its layers: scaled embeddings (Gemma), and what
 replaces the output layer. Used by `model`."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatron.core.transformer.module import MegatronModule
 
 class ScaledEmbeddings(GPTModel):
     """Multiplies GPTModel's embeddings by a number that is rounded to their dtype, as Hugging Face
-    does, where they are computed, so under any layout."""
+    does; right after they are computed, so under any layout."""
 
     def __init__(self, *, scale: float | None, **options) -> None:
         """Pass `options` to GPTModel. `scale` None leaves the embeddings as they are."""
@@ -32,8 +32,8 @@ class ScaledEmbeddings(GPTModel):
 
 
 class HiddenLayer(ColumnParallelLinear):
-    """Replaces the application of Megatron's output layer: it returns its input, and
-    `train.vocab_parallel` computes the logits block by block. Its weight is unchanged."""
+    """Replaces Megatron's output layer by one that returns its input; `train.vocab_parallel`
+    computes the logits block by block. Its weight is unchanged."""
 
     def forward(
         self,
@@ -43,14 +43,14 @@ class HiddenLayer(ColumnParallelLinear):
     ) -> tuple[torch.Tensor, None]:
         """Return the input [positions, batch, hidden_size], with the positions of all
         sequence-parallel ranks, and no bias. Its gradient is summed over the tensor-parallel ranks,
-        each of which contributes that of its part of the vocabulary."""
+        each of which adds that of its part of the vocabulary."""
         if self.sequence_parallel:
             return gather_from_sequence_parallel_region(input_, group=self.tp_group), None
         return copy_to_tensor_model_parallel_region(input_, group=self.tp_group), None
 
 
 class ScoreLayer(MegatronModule):
-    """Computes a score with one row, which every tensor-parallel rank has."""
+    """Computes a score with a weight of one row, which every tensor-parallel rank has."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
@@ -65,8 +65,8 @@ class ScoreLayer(MegatronModule):
         weight: torch.Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """Return the scores [positions, batch, 1], with the positions of all sequence-parallel
-        ranks, and no bias, of [positions, batch, hidden_size]."""
+        """Return the scores [positions, batch, 1] of [positions, batch, hidden_size], with the
+        positions of all sequence-parallel ranks, and no bias."""
         if self.config.sequence_parallel:
             # each rank computes the whole loss, so that its gradient needs no sum
             input_ = gather_from_sequence_parallel_region(input_, tensor_parallel_output_grad=False)

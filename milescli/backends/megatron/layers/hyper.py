@@ -1,8 +1,7 @@
-"""Hyper-connections (DeepSeek-V4's report, section 2.2; arXiv 2512.24880): a layer keeps n residual
-streams beside each other, reads a weighted sum of them and mixes its output back. The streams of a
-position lie one after the other in Megatron's hidden states, [S, 1, n * hidden_size], between
-layers and between pipeline stages. Used by the layers of families that have them, and by
-`model`."""
+"""Hyper-connections (DeepSeek-V4's report, section 2.2; arXiv 2512.24880): a layer has n parallel
+residual streams, reads a weighted sum of them and mixes its output back. Between layers and between
+pipeline stages, the streams of a position are concatenated in Megatron's hidden states, [S, 1, n *
+hidden_size]. Used by the layers of families that have them, and by `model`."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ class _Mixer(torch.nn.Module):
             parameter.sequence_parallel = config.sequence_parallel
 
     def _weights(self, streams: torch.Tensor) -> torch.Tensor:
-        """[S, 1, n * hidden] -> [S, 1, outputs] float32. The norm has no weight, so it can follow
-        the projection."""
+        """Return [S, 1, outputs] float32 of [S, 1, n * hidden]. The norm has no weight, so it can
+        follow the projection."""
         wide = streams.float()
         size = (wide.square().mean(dim=-1, keepdim=True) + self.norm_eps).rsqrt()
         return F.linear(wide, self.fn) * size
@@ -70,7 +69,7 @@ class HyperConnection(_Mixer):
         return collapsed, 2 * torch.sigmoid(given), self._balanced(mixed.unflatten(-1, (n, n)))
 
     def _balanced(self, logits: torch.Tensor) -> torch.Tensor:
-        """[S, 1, n, n] -> matrices whose rows and columns sum to about 1 (Sinkhorn and Knopp,
+        """Return matrices [S, 1, n, n] whose rows and columns sum to about 1 (Sinkhorn and Knopp,
         1967)."""
         eps = self.sizes.eps
         mixing = torch.softmax(logits, dim=-1) + eps
@@ -130,8 +129,8 @@ class HyperLayer(TransformerLayer):
 
 
 def add_head(block: TransformerBlock, facts: ModelFacts) -> None:
-    """Let the last stage's block sum its streams before its final norm. It keeps them in `streams`
-    for an MTP layer that is trained."""
+    """Make the last stage's block sum its streams before its final norm. It keeps the streams in
+    `streams` for an MTP layer that is trained."""
     block.hyper_head = HyperHead(block.config, facts)
 
     def sum_streams(_, inputs):

@@ -1,9 +1,10 @@
 """The loss that trains the indexer of sparse attention: the divergence KL(p || softmax(scores))
-over the positions that a query looks at, where p are the attention's own weights there, summed over
-its heads and normalised (DeepSeek-V3.2 report, section 2.1.1, sparse training). The loss changes no
-output: the backward pass of attention computes its gradient, block by block of queries, and gives
-it to the indexer alone. Megatron's own computes no packed rows and holds all heads' logits. Used by
-`dsa` and `compressed`; `step.stepping` gives each row its part of the mean."""
+over the positions that a query attends to, where p are the attention's own weights there, summed
+over its heads and normalised (DeepSeek-V3.2 report, section 2.1.1, sparse training). The loss
+changes no output: the backward pass of attention computes its gradient, block by block of queries,
+and passes it to the indexer alone. Megatron's own loss supports no packed rows and holds the logits
+of all heads. Used by `dsa` and `compressed`; `step.stepping` gives each row its part of the
+mean."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 _NUMBERS = 2**24
-"""Float32 numbers of all heads' logits that are computed at once, at most."""
+"""Most float32 logits, over all heads, that are computed at once."""
 Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of an indexer over a grid: queries [N, Q, heads, d], keys [N, K, d], and weights of heads [N, Q,
-heads] float32."""
+"""What an indexer's scores over a grid are computed from: queries [N, Q, heads, d], keys [N, K, d],
+and weights of heads [N, Q, heads] float32."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,16 +28,16 @@ class RowLoss:
     shares: torch.Tensor
     """[S] float32, weight of each position in the mean over the update; 0.0 at padding."""
     total: torch.Tensor
-    """Float64 scalar: the row's part of the mean, summed over this rank's indexers as the backward
-    pass goes on; in nats."""
+    """Float64 scalar: the row's part of the mean, in nats, summed over this rank's indexers during
+    the backward pass."""
     scores: dict[int, list[Scores]] = field(default_factory=dict)
-    """Scores without gradient, of the layers whose choice others share, one for each grid."""
+    """Scores without gradient of the layers whose choice others share, one for each grid."""
     gradients: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     """Gradients of `scores`, from the later layers that share the choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class IndexerComparison:
     """Compares an indexer with the attention of one layer over a grid. N: sequences, Q: queries, K:
     positions or entries to choose from."""
 
@@ -45,7 +46,7 @@ class Lesson:
     num_heads: int
     """Number of the attention's heads on this rank."""
     lengths: Sequence[int]
-    """[N] queries of each sequence."""
+    """[N] number of queries of each sequence."""
     attention: Callable[[int, slice], tuple[torch.Tensor, torch.Tensor]]
     """(sequence, its queries) -> weights [queries, keys] float32, summed over the heads of this
     rank, and which keys were chosen [queries, keys] bool; the keys are the first of K."""
@@ -86,8 +87,8 @@ def _compare(
     chosen: torch.Tensor,
     shares: torch.Tensor,
 ) -> tuple[torch.Tensor, Scores]:
-    """Of queries [Q, heads, d], keys [K, d], weights [Q, heads]: (the sum of share * KL over the
-    queries, its gradients). A query that has nothing to choose from has no divergence."""
+    """Return (the sum of share * KL over the queries, its gradients) for queries [Q, heads, d],
+    keys [K, d], weights [Q, heads]. A query without keys to choose from has no divergence."""
     logits = index_logits(query, key)
     fired = logits.relu()
     scores = (weights.unsqueeze(1) @ fired).squeeze(1).masked_fill_(~chosen, -torch.inf)
@@ -111,7 +112,7 @@ def with_loss(
     scores: Sequence[Scores],
     learn: Callable[[list[Scores]], Sequence[torch.Tensor]],
 ) -> torch.Tensor:
-    """Return `attended` unchanged. Its backward pass gives `scores` the gradients that `learn`
+    """Return `attended` unchanged. In its backward pass `scores` get the gradients that `learn`
     returns, three for each."""
     return _WithLoss.apply(attended, learn, *(part for each in scores for part in each))
 

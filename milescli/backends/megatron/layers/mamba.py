@@ -30,9 +30,9 @@ _CHUNK = 64
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, place: torch.Tensor
 ) -> torch.Tensor:
-    """Convolve each channel causally within each sequence. x [S, channels], weight [channels,
-    kernel] with the current position last, place [S] the index of each position in its sequence.
-    Returns float32."""
+    """Return [S, channels] float32: each channel, convolved causally within each sequence. x [S,
+    channels], weight [channels, kernel] with the current position last, place [S] the index of each
+    position in its sequence."""
     wide, weight = x.float(), weight.float()
     out = wide * weight[:, -1]
     for back in range(1, weight.shape[-1]):
@@ -52,13 +52,12 @@ def scan(
     sequence: torch.Tensor,
     chunk: int = _CHUNK,
 ) -> torch.Tensor:
-    """Compute h_t = exp(decay_t) h_(t-1) + b_t x_t, y_t = c_t h_t, with h = 0 before each sequence,
-    in chunks (arXiv 2405.21060, section 6): attention with decaying weights within a chunk, the
-    recurrence between chunks.
+    """Return y [S, H, P] of h_t = exp(decay_t) h_(t-1) + b_t x_t, y_t = c_t h_t, with h = 0 before
+    each sequence, in chunks (arXiv 2405.21060, section 6): attention with decaying weights within a
+    chunk, the recurrence between chunks.
 
     x [S, H, P], decay [S, H] (not positive), b and c [S, G, N], all float32; sequence [S] is the
-    number of each position's sequence, ascending. H / G heads share a b and a c. Returns [S, H, P].
-    """
+    number of each position's sequence, ascending. H / G heads share a b and a c."""
     length, num_groups = x.shape[0], b.shape[1]
     chunk = min(chunk, length)
     missing = -length % chunk
@@ -120,7 +119,7 @@ def _exp(exponent: torch.Tensor, *, where: torch.Tensor) -> torch.Tensor:
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """Return Megatron's settings of Mamba-2; this room's mixer takes the same from the layer
+    """Return Megatron's settings of Mamba-2; this package's mixer takes the same from the layer
     spec."""
     if facts.mamba is None:
         return {}
@@ -134,7 +133,7 @@ def options(facts: ModelFacts) -> dict[str, object]:
 
 
 def layer_spec(config: TransformerConfig, mamba: Mamba) -> ModuleSpec:
-    """Return Megatron's MambaLayer with the mixer and the norm of this room."""
+    """Return Megatron's MambaLayer with the mixer and the norm of this package."""
     return ModuleSpec(
         module=MambaLayer,
         submodules=MambaLayerSubmodules(

@@ -1,6 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over packed rows: Megatron's own
-module and names, rotated by this room's angles. The projections down to the latents are small, so
-every rank of tensor parallelism holds them whole. Used by `model`, `specs`."""
+module and names, rotated by this package's angles. The projections down to the latents are small,
+so every rank of tensor parallelism holds them whole. Used by `model`, `specs`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.models.facts import ModelFacts
 
 
 def config_class(facts: ModelFacts) -> type[TransformerConfig]:
-    """Return the config class that has the options."""
+    """Return the class of Megatron's config that has the settings of `options`."""
     return MLATransformerConfig if facts.mla else TransformerConfig
 
 
@@ -75,7 +75,7 @@ def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> None:
 
 
 class _Replicated(Linear):
-    """Looks in checkpoints like Megatron's parallel layers, which have an empty extra state."""
+    """Looks like Megatron's parallel layers in checkpoints: it has an empty extra state."""
 
     def get_extra_state(self) -> None:
         """Return None: there is no extra state."""
@@ -85,7 +85,7 @@ class _Replicated(Linear):
 
 
 class LatentAttention(stock.MLASelfAttention):
-    """Computes queries, keys and values in its own way within Megatron's module: for packed rows
+    """Replaces the computation of queries, keys and values in Megatron's module: for packed rows
     under context parallelism, for every rotary embedding of `layers.rope`, and with the gradient of
     the shared rotated key summed over the heads of all ranks."""
 
@@ -136,7 +136,7 @@ class LatentAttention(stock.MLASelfAttention):
         return query, key, value.contiguous(), latent_q, latent_kv
 
     def _query(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[S, heads, nope + rope], and the latent that the indexer looks at."""
+        """Return [S, heads, nope + rope], and the latent that the indexer uses."""
         if not self.sizes.q_lora_rank:
             query, _ = self.linear_q_proj(hidden_states)
             latent = hidden_states
@@ -147,8 +147,8 @@ class LatentAttention(stock.MLASelfAttention):
         return query.squeeze(1).unflatten(-1, (-1, self.q_head_dim)), latent
 
     def _for_all_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """The part of the key that all heads share, for every position; its gradient is summed over
-        the ranks that share the heads."""
+        """Return the part of the key that all heads share, for every position; its gradient is
+        summed over the ranks that share the heads."""
         if self.tp_group.size() == 1:
             return x
         if self.config.sequence_parallel:

@@ -1,6 +1,6 @@
 """The multi-token-prediction layer (arXiv 2412.19437, section 2.2) in training: Megatron's own
-module and names, over packed rows, its gradient cut from the model below; and that of models with
-hyper-connections. Used by `model`."""
+module and names, over packed rows, with its gradient detached from the model below; and that of
+models with hyper-connections. Used by `model`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def options(facts: ModelFacts) -> dict[str, object]:
 def block_spec(
     layer: ModuleSpec, facts: ModelFacts, *, norm: type, trains_trunk: bool
 ) -> MultiTokenPredictionBlockSubmodules:
-    """Return the spec of the MTP block around the decoder layer `layer`; `trains_trunk` passes its
-    gradient to the model below."""
+    """Return the spec of the MTP block around the decoder layer `layer`. `trains_trunk`: its
+    gradient reaches the model below."""
     own = {} if facts.hyper is None else {"facts": facts}
     return MultiTokenPredictionBlockSubmodules(
         layer_specs=[
@@ -53,8 +53,8 @@ def block_spec(
 
 
 class MtpLayer(MultiTokenPredictionLayer):
-    """Takes the token after each input token instead of shifting the row by one, which would need a
-    message at every border of a context-parallel part."""
+    """Gets the token after each input token as an argument, instead of shifting the row by one,
+    which would need communication at every border of a context-parallel part."""
 
     def __init__(self, *args, trains_trunk: bool, **options) -> None:
         """Called by Megatron."""
@@ -64,8 +64,8 @@ class MtpLayer(MultiTokenPredictionLayer):
     def _get_embeddings(
         self, input_ids, position_ids, embedding, hidden_states, packed_seq_params=None
     ):
-        """input_ids [1, S] of the tokens after; hidden_states [S, 1, hidden], or this rank's part
-        of S under sequence parallelism. Called by Megatron."""
+        """Return the embeddings of input_ids [1, S], the following tokens, with hidden_states [S,
+        1, hidden], or this rank's part of S under sequence parallelism. Called by Megatron."""
         with nullcontext() if self.trains_trunk else torch.no_grad():
             embedded = embedding(input_ids=input_ids, position_ids=position_ids)
         if not self.trains_trunk:
@@ -76,8 +76,8 @@ class MtpLayer(MultiTokenPredictionLayer):
         return input_ids, position_ids, embedded, hidden_states
 
     def _checkpointed_forward(self, forward_func, *, hidden_states, decoder_input, **rest):
-        """Megatron's own gives autograd all arguments to keep, and a row is no tensor. Called by
-        Megatron."""
+        """Recompute the layer in the backward pass. Megatron's own version passes all arguments to
+        autograd, and a row is not a tensor. Called by Megatron."""
 
         def forward(hidden_states, decoder_input):
             return forward_func(hidden_states=hidden_states, decoder_input=decoder_input, **rest)
@@ -86,8 +86,8 @@ class MtpLayer(MultiTokenPredictionLayer):
 
 
 class HyperMtpLayer(MtpLayer):
-    """Implements the layer of DeepSeek-V4: it takes all residual streams of the model below, adds
-    the embedding to each, and sums its own by a head of its own."""
+    """Implements the layer of DeepSeek-V4: it gets all residual streams of the model below, adds
+    the embedding to each, and sums its own streams with its own head."""
 
     def __init__(self, config, *args, facts: ModelFacts, **options) -> None:
         """Called by Megatron."""
@@ -98,25 +98,25 @@ class HyperMtpLayer(MtpLayer):
         self.hyper_head = HyperHead(config, facts)
 
     def _concat_embeddings(self, hidden_states, decoder_input):
-        """[S, 1, n * hidden], [S, 1, hidden] -> [S, 1, n * hidden]. Called by Megatron."""
+        """Return [S, 1, n * hidden] of the streams [S, 1, n * hidden] and embeddings [S, 1,
+        hidden]. Called by Megatron."""
         streams = hidden_states.unflatten(-1, (-1, decoder_input.shape[-1]))
         embedded, _ = self.e_proj(self.enorm(decoder_input))
         own, _ = self.h_proj(self.hnorm(streams))
         return (embedded[..., None, :] + own).flatten(-2)
 
     def _postprocess(self, hidden_states):
-        """[S, 1, n * hidden] -> [S, 1, hidden]. Called by Megatron."""
+        """Return [S, 1, hidden] of the streams [S, 1, n * hidden]. Called by Megatron."""
         return super()._postprocess(self.hyper_head(hidden_states))
 
 
 class GptWithMtp(GPTModel):
-    """Returns the MTP layer's input of the output layer beside its own, if it gets the following
-    tokens."""
+    """Also returns the MTP layer's input of the output layer, if it gets the following tokens."""
 
     def _postprocess(self, hidden_states, input_ids, position_ids, labels, *args, **options):
-        """hidden_states [S, 1, hidden] after the last norm; labels [1, S] the token after each
-        input token, or None -> what the output layer is given [1, S, hidden], with labels on the
-        last stage (that, the same for the token after next). Called by Megatron."""
+        """Return the input of the output layer [1, S, hidden], for hidden_states [S, 1, hidden]
+        after the last norm; on the last stage with labels also the same for the token after next.
+        labels [1, S]: the token after each input token, or None. Called by Megatron."""
         if not self.post_process:
             return hidden_states
         below = self.decoder.__dict__.pop("streams", hidden_states)

@@ -44,7 +44,7 @@ class RmsNorm(torch.nn.Module):
     def forward(self, x: torch.Tensor, *, weight: torch.Tensor | None = None) -> torch.Tensor:
         """Normalise x [..., hidden_size]. `weight` replaces its own."""
         weight = self.weight if weight is None else weight
-        if exact.is_on() or cpu_kernels.suit(x, weight):
+        if exact.is_on() or cpu_kernels.supports(x, weight):
             return rms_norm(x, 1.0 + weight if self.zero_centered else weight, self.eps)
         if x.is_cuda and weight.dtype == x.dtype and not self.zero_centered:
             # one kernel each way, which keeps what `_RmsNorm` keeps; rounded once instead of twice
@@ -53,7 +53,7 @@ class RmsNorm(torch.nn.Module):
 
 
 class HeadsNorm(RmsNorm):
-    """Computes the same over all heads of a position together, x [S, 1, heads, d]. Tensor
+    """Computes RmsNorm over all heads of a position together, x [S, 1, heads, d]. Tensor
     parallelism cuts heads, so the squares are summed over its ranks."""
 
     def __init__(self, config, hidden_size: int, eps: float = 1e-6, *, heads: int) -> None:
@@ -65,7 +65,7 @@ class HeadsNorm(RmsNorm):
         self.weight.sequence_parallel = False
 
     def forward(self, x: torch.Tensor, *, weight: torch.Tensor | None = None) -> torch.Tensor:
-        """Normalise x. `weight` is not taken."""
+        """Normalise x. `weight` is ignored."""
         assert weight is None
         flat = x.flatten(-2)
         if self.ranks == 1:

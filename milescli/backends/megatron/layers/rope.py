@@ -1,5 +1,5 @@
 """Rotary embedding: the angles of positions, from the facts of a model. Pure; used by every kind of
-attention of this room."""
+attention of this package."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def angles(rope: Rope, positions: torch.Tensor, *, head_dim: int, device: torch.
 
 
 def _axes(rope: Rope) -> torch.Tensor:
-    """[rotated dims / 2] which of a token's three positions each angle turns with."""
+    """Return [rotated dims / 2]: which of a token's three positions each angle depends on."""
     assert rope.sections is not None
     lengths = torch.tensor(rope.sections)
     if not rope.sections_interleaved:
@@ -72,8 +72,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Short waves stay, long ones are stretched, those between are blended (Llama 3.1 model
-    card)."""
+    """Return the frequencies: short waves unchanged, long ones stretched, those between blended
+    (Llama 3.1 model card)."""
     waves = 2 * math.pi / plain
     longest = scaling.original_max_positions / scaling.low_freq_factor
     shortest = scaling.original_max_positions / scaling.high_freq_factor
@@ -86,8 +86,8 @@ def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 
 def _yarn(plain: torch.Tensor, rope: Rope, scaling: RopeScaling, rotated: int) -> torch.Tensor:
-    """Dims that turn often keep their angles, those that turn seldom are stretched, with a ramp
-    between (arXiv 2309.00071, eq. 23)."""
+    """Return the frequencies: dims that rotate fast keep their angles, those that rotate slowly are
+    stretched, with a ramp between (arXiv 2309.00071, eq. 23)."""
 
     def dim_of(turns: float) -> float:
         return (
@@ -120,7 +120,7 @@ def rotation_factor(scaling: RopeScaling | None) -> float:
 
 
 def _temperature(factor: float, weight: float) -> float:
-    """arXiv 2309.00071, eq. 22"""
+    """Return YaRN's attention temperature (arXiv 2309.00071, eq. 22)."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
@@ -151,8 +151,8 @@ def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
 def _rotate(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, *, back: bool
 ) -> torch.Tensor:
-    """x [S, heads, d], cos and sin [S, 1, d / 2]. `back`: the other way round."""
-    if not interleaved and (exact.is_on() or cpu_kernels.suit(x, cos, sin)):
+    """Rotate x [S, heads, d] by the angles of cos and sin [S, 1, d / 2]; backwards if `back`."""
+    if not interleaved and (exact.is_on() or cpu_kernels.supports(x, cos, sin)):
         turned = cpu_kernels.rotate(x.float(), cos.flatten(1), sin.flatten(1), back=back)
         return turned.to(x.dtype)
     if back:

@@ -1,6 +1,7 @@
-"""Trainer state on disk in Megatron's `torch_dist` format: weights, distributed optimizer, RNG;
-written in the background, read under any layout. Every rank writes and reads the pieces that it
-holds, from and into their own memory. The manifest beside it belongs to the checkpoint room."""
+"""Saves trainer state in Megatron's `torch_dist` format: weights, distributed optimizer, RNG;
+written in the background, read under any layout. Every rank writes and reads its own pieces, from
+and into the memory where they are used. The manifest beside them belongs to the checkpoint
+package."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ from milescli.backends.megatron.architecture.lora import Adapters
 from milescli.backends.megatron.state.host_adam import HostAdamW
 from milescli.backends.megatron.state.optimizer import inner_optimizers
 from milescli.backends.megatron.state.saving import BackgroundSave, release_state
-from milescli.checkpoint.store import not_written
+from milescli.checkpoint.store import save_failed
 from milescli.checkpoint.torch_dist.metadata import read_metadata
 from milescli.core.errors import CheckpointError
 from milescli.models.adapter import write_shape
 
 PIECE_BYTES = 2**26
-"""Largest piece. Up to five are held a second time where pieces are read (measured: torch's reader
-still has earlier ones), and one where they come from a device."""
+"""Largest piece. While pieces are read, up to five are in memory a second time (measured: torch's
+reader still holds earlier ones), and one if they come from a device."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(offsets, sizes)"""
 
@@ -65,10 +66,10 @@ def pieces(
     prefixes: Sequence[str] = ("",),
     stored: Collection[str] = (),
 ) -> Iterator[ShardedTensor]:
-    """Yield what a rank saves, or loads in place, of one parameter or of an optimizer state of it.
-    `described` is the parameter in Megatron's `sharded_state_dict`; `values` [n] are its elements
-    from `start` on, in flat memory; `prefixes` are those of the key: the first in `stored` is used,
-    else the last."""
+    """Yield what a rank saves, or loads in place, of one parameter or of one of its optimizer
+    states. `described`: the parameter in Megatron's `sharded_state_dict`; `values` [n]: its
+    elements from `start` on, in flat memory; `prefixes`: of the key: the first that is in `stored`
+    is used, else the last."""
     limit = PIECE_BYTES // values.element_size()
     for at, part in _parts(described):
         key = next((p + part.key for p in prefixes if p + part.key in stored), None)
@@ -95,8 +96,8 @@ def pieces(
 
 
 def _parts(described: ShardedBase) -> list[tuple[int, ShardedTensor]]:
-    """(first element within the parameter, how it is stored) of each tensor that is stored of a
-    parameter: two of a fused gate and up projection. They lie one after the other."""
+    """Return (first element within the parameter, how it is stored) of each tensor that is stored
+    for a parameter, one after the other: a fused gate and up projection has two."""
     if isinstance(described, ShardedTensor):
         return [(0, described.without_data())]
     assert isinstance(described, ShardedTensorFactory), type(described)
@@ -116,9 +117,9 @@ _MODEL = "model"
 _OPTIMIZER = "optimizer"
 _NUM_UPDATES = "num_updates"
 _STATE = "optimizer.state."
-"""Before the name of a state, and the key of its parameter."""
+"""Prefix of the key of an optimizer state; the state's name and the parameter's key follow."""
 _PARAM = "param"
-"""The state that is float32 weights, where the optimizer keeps them beside others."""
+"""Name of the state that holds float32 weights, if the optimizer keeps them beside others."""
 
 
 class CheckpointIO:
@@ -140,10 +141,9 @@ class CheckpointIO:
         self._pending: BackgroundSave | None = None
 
     def start(self, folder: Path, *, copies: bool) -> None:
-        """Start to write the state into `folder`, after any earlier save. Training may continue,
-        and waits in `release_state` before it changes what is not written yet. With `copies`,
-        device memory is copied to the host first; otherwise it must not change until `wait`
-        returns."""
+        """Start to write the state into `folder`, after any earlier save. Training may continue; it
+        waits in `release_state` before it changes memory that is not written yet. `copies`: copy
+        device memory to the host first; otherwise it must not change until `wait` returns."""
         self.finish()
         _make_folder(folder, adapters=self._adapters)
         writer = BackgroundSave(timeout_s=self._timeout_s, copies=copies)
@@ -162,11 +162,11 @@ class CheckpointIO:
 
     @property
     def is_written(self) -> bool:
-        """Return True if `finish` has nothing to wait for on this rank."""
+        """Return True if this rank's files of the last save are on disk."""
         return self._pending is None or self._pending.is_written
 
     def finish(self) -> dict[str, str]:
-        """Wait until the last save is on disk. Returns the SHA-256 of its files, by name. Raises
+        """Wait until the last save is on disk. Return the SHA-256 of its files, by name. Raises
         CheckpointError if writing failed on any rank, WaitTimeout past the bound."""
         if self._pending is None:
             return {}
@@ -180,22 +180,21 @@ class CheckpointIO:
             self._pending.wait()
 
     def give_up(self) -> None:
-        """Wait for the last save and leave it unfinished. Raises WaitTimeout."""
+        """Wait for the last save without completing it. Raises WaitTimeout."""
         if self._pending is not None:
             writer, self._pending = self._pending, None
             writer.wait()
 
     def load(self, folder: Path, *, weights_only: bool) -> None:
         """Load the state from `folder`, written under any layout, piece by piece into the memory
-        where it is used. `weights_only` leaves optimizer and RNG unchanged.
+        where it is used. `weights_only`: leave optimizer and RNG unchanged.
 
         Raises CheckpointError for a folder that is missing, torn, of another model, or contains
-        pickles that are not Megatron's; what was loaded until then stays.
-        """
+        pickles that are not Megatron's; what was loaded before the error remains."""
         self.finish()
         stored = read_metadata(folder).state_dict_metadata
         if self._adapters is not None:
-            self._adapters.require_own(folder)
+            self._adapters.require_matching(folder)
         release_state()
         described = self._described()
         into = list(self._whole_weights(described, stored))
@@ -236,8 +235,8 @@ class CheckpointIO:
         torch.set_rng_state(loaded[_RNG])
 
     def _described(self) -> dict[str, ShardedBase]:
-        """Name -> what of the model is saved: parameters, buffers and what else modules have; of an
-        adapter its parameters alone."""
+        """Return name -> what is saved of the model: parameters, buffers and other state of
+        modules; for an adapter its parameters alone."""
         if self._adapters is not None:
             return self._adapters.sharded_state()
         # names of layers are global numbers, so that any split into stages finds them
@@ -309,8 +308,8 @@ def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def make_moments(optimizer: MegatronOptimizer) -> None:
-    """Create the state that AdamW creates at its first step: Megatron 0.16.1 can neither save nor
-    load without it."""
+    """Create the state that AdamW creates at its first step, since Megatron 0.16.1 can neither save
+    nor load without it."""
     for inner in inner_optimizers(optimizer):
         for group in inner.optimizer.param_groups:
             for parameter in group["params"]:
@@ -338,8 +337,8 @@ def num_updates(optimizer: MegatronOptimizer) -> int:
 
 
 def _make_folder(folder: Path, *, adapters: Adapters | None) -> None:
-    """Create the folder on rank 0; if it cannot, all ranks raise CheckpointError. `adapters`: to
-    save in it."""
+    """Create the folder on rank 0; if that fails, all ranks raise CheckpointError. `adapters`:
+    adapters to save in it."""
     failure: list[str | None] = [None]
     if dist.get_rank() == 0:
         try:
@@ -350,20 +349,20 @@ def _make_folder(folder: Path, *, adapters: Adapters | None) -> None:
             failure = [f"trainer rank 0: {type(error).__name__}: {error}"]
     dist.broadcast_object_list(failure, src=0)
     if failure[0] is not None:
-        raise not_written(folder, failure[0])
+        raise save_failed(folder, failure[0])
 
 
 def _rng_of_rank_zero() -> torch.Tensor:
-    """Return rank 0's random state, which serves all layouts: in training, no rank draws from the
-    host generator differently than the others."""
+    """Return rank 0's random state, which is used under every layout: in training, no rank draws
+    other numbers from the host generator than the others."""
     holder = [torch.get_rng_state()]
     dist.broadcast_object_list(holder, src=0)
     return holder[0]
 
 
 def _largest(number: int, device: torch.device) -> int:
-    """Return the largest value over all ranks; a rank without any part of a parameter counts as
-    0."""
+    """Return the largest value over all ranks; 0 counts for a rank that has no part of any
+    parameter."""
     holder = torch.tensor([number], device=device)
     dist.all_reduce(holder, op=dist.ReduceOp.MAX)
     return int(holder)

@@ -1,5 +1,5 @@
-"""Weights of a Megatron model, spread over ranks -> whole Hugging Face tensors in buckets, for
-engines and checksums. Collective; the other way is `weights.load_hf`."""
+"""Gathers weights of a Megatron model that are spread over ranks to whole Hugging Face tensors in
+buckets, for engines and checksums. Collective; `weights.load_hf` is the inverse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state.weights import TIED_OUTPUT, LocalWeight
-from milescli.models.adapter import Place, merged, pairs_of
+from milescli.models.adapter import Place, merge_weight, pairs_of
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.plan.legal import stage_ends
@@ -28,13 +28,13 @@ def hf_buckets(
     weights: Sequence[LocalWeight], table: WeightTable, *, mesh: Mesh, bucket_bytes: int
 ) -> Iterator[Bucket]:
     """Yield the whole model under Hugging Face names, in buckets of at most `bucket_bytes` (or one
-    disk tensor). Collective: every rank must consume all of it, and every rank gets the same
-    tensors, which may be views of the parameters."""
-    by_name = held_once(weights, table)
+    disk tensor). Collective: every rank must consume all of it, and gets the same tensors, which
+    may be views of the parameters."""
+    by_name = weights_by_name(weights, table)
     dtypes = dtypes_of(weights)
     bucket: list[Entry] = []
     bucket_size = 0
-    for unit in bundles_of([entry for entry in table.entries if table.holds(entry)]):
+    for unit in bucket_groups([entry for entry in table.entries if table.holds(entry)]):
         size = sum(dtypes[entry.megatron].itemsize * entry.num_elements for entry in unit)
         if bucket and bucket_size + size > bucket_bytes:
             yield gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
@@ -44,9 +44,9 @@ def hf_buckets(
     yield gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
 
 
-def held_once(weights: Sequence[LocalWeight], table: WeightTable) -> dict[str, LocalWeight]:
-    """Return the rank's weights by Megatron name; an output layer that is the embedding is left
-    out."""
+def weights_by_name(weights: Sequence[LocalWeight], table: WeightTable) -> dict[str, LocalWeight]:
+    """Return Megatron name -> weight of this rank, without an output layer that is the
+    embedding."""
     return {
         weight.entry.megatron: weight
         for weight in weights
@@ -58,7 +58,7 @@ def merged_buckets(
     buckets: Iterable[Bucket], adapter: Bucket, table: WeightTable, *, scaling: float
 ) -> Iterator[Bucket]:
     """Yield `buckets` of a base model with the adapter merged in: each matrix W becomes W + scaling
-    * B A. `adapter` has all tensors of the adapter, whole, and `table` is its table."""
+    * B A. `adapter`: all tensors of the adapter, whole; `table`: its table."""
     tensors = dict(adapter)
 
     def matrix(place: Place) -> torch.Tensor:
@@ -68,7 +68,7 @@ def merged_buckets(
     places = {f"{module}.weight": pair for module, pair in pairs_of(table).items()}
     for bucket in buckets:
         yield [
-            (name, merged(tensor, *map(matrix, places[name]), scaling=scaling))
+            (name, merge_weight(tensor, *map(matrix, places[name]), scaling=scaling))
             if name in places
             else (name, tensor)
             for name, tensor in bucket
@@ -76,8 +76,8 @@ def merged_buckets(
 
 
 def dtypes_of(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:
-    """Return Megatron name -> dtype in memory, over all ranks: that of the model, but for those few
-    that are kept apart (in float32). Collective."""
+    """Return Megatron name -> dtype in memory, over all ranks: that of the model, except for a few
+    weights in float32. Collective."""
     usual, _ = Counter(weight.parameter.dtype for weight in weights).most_common(1)[0]
     apart = {
         weight.entry.megatron: weight.parameter.dtype
@@ -93,7 +93,7 @@ def dtypes_of(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:
     return dtypes
 
 
-def bundles_of(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+def bucket_groups(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     """Yield the groups of entries that must be in one bucket."""
 
     def name(unit: list[Entry]) -> object:
@@ -118,9 +118,9 @@ def gather_bucket(
     table: WeightTable,
     mesh: Mesh,
 ) -> Bucket:
-    """Return whole disk tensors: cut parts -> whole parts within each pipeline stage, then from
-    stage to stage, each as few collectives on flat memory of one dtype; then parts -> disk
-    tensors. Collective."""
+    """Return whole disk tensors: parts of ranks are joined within each pipeline stage, then sent
+    from stage to stage, both with few collectives on flat memory of one dtype, and converted to
+    disk tensors. Collective."""
     mine = {entry.megatron: local[entry.megatron] for entry in entries if entry.megatron in local}
     stage_of = stages_of(entries, layout=mesh.layout, table=table)
     kinds = {(stage_of[entry.megatron], dtypes[entry.megatron]) for entry in entries}
@@ -169,7 +169,7 @@ def part_shapes(entry: Entry) -> tuple[torch.Size, ...]:
 def stages_of(
     entries: Sequence[Entry], *, layout: TrainerLayout, table: WeightTable
 ) -> dict[str, int]:
-    """Return Megatron name -> pipeline stage that holds it."""
+    """Return Megatron name -> number of the pipeline stage that has it."""
     ends = stage_ends(layout, table.facts.num_layers)
     stages = {}
     for entry in entries:
@@ -190,7 +190,7 @@ def _gather_stage(
     mesh: Mesh,
     dtype: torch.dtype,
 ) -> Parts:
-    """Return whole parts of the entries of this rank's own stage."""
+    """Return the whole parts of the entries of this rank's own stage."""
     dense = [entry for entry in entries if entry.expert is None]
     whole = _merge(dense, mine, group=mesh.tp_group, size=mesh.layout.tp, table=table)
     experts = [entry for entry in entries if entry.expert is not None]
@@ -249,8 +249,8 @@ def _merge(
     for name, entry, whole in names:
         shape, dim = parts[name].shape, entry.rule.sharding.dim
         rows = gathered[:, offset : offset + shape.numel()]
-        merged = torch.cat([row.view(shape) for row in rows], dim=dim)
-        parts[name] = merged.narrow(dim, 0, whole[dim])
+        merge_weight = torch.cat([row.view(shape) for row in rows], dim=dim)
+        parts[name] = merge_weight.narrow(dim, 0, whole[dim])
         offset += shape.numel()
     return parts
 

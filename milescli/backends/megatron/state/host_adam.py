@@ -1,6 +1,6 @@
 """AdamW in host memory, for models whose optimizer does not fit on the device: moments, and float32
-copies of bfloat16 weights, live and are stepped there. Megatron's own offload
-(HybridDeviceOptimizer) takes no float32 weights, needs TransformerEngine to leave nothing on the
+copies of bfloat16 weights, are stored and updated there. Megatron's own offload
+(HybridDeviceOptimizer) supports no float32 weights, needs TransformerEngine to leave nothing on the
 device, and computes nothing without CUDA, so that it could not be tested here. Used by
 `optimizer`."""
 
@@ -20,7 +20,7 @@ class HostAdamW(torch.optim.AdamW):
     which have a shape and a gradient and no memory; the copies themselves are in `copies`."""
 
     copies: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
-    """stand-in -> (float32 weights in host memory, the bfloat16 weights on the device)"""
+    """placeholder -> (float32 weights in host memory, the bfloat16 weights on the device)"""
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:
@@ -68,8 +68,8 @@ class HostAdamW(torch.optim.AdamW):
         return state
 
 
-class _OnHost(DistributedOptimizer):
-    """Wraps Megatron's optimizer so that it sees the float32 weights in host memory."""
+class _HostOptimizer(DistributedOptimizer):
+    """Wraps Megatron's optimizer so that it uses the float32 weights in host memory."""
 
     optimizer: HostAdamW
 
@@ -101,7 +101,7 @@ class _OnHost(DistributedOptimizer):
 
 @torch.no_grad()
 def move_to_host(inner: MegatronOptimizer) -> None:
-    """Move one of Megatron's new optimizers off the device."""
+    """Replace one of Megatron's new optimizers by one in host memory, in place."""
     assert type(inner) is DistributedOptimizer, type(inner)
     device = inner.optimizer
     host = HostAdamW([torch.nn.Parameter(torch.zeros(1))])
@@ -120,4 +120,4 @@ def move_to_host(inner: MegatronOptimizer) -> None:
             host.copies[main] = (main.detach().to(_HOST, copy=True), weight)
             main.data = torch.zeros(1, dtype=main.dtype, device=main.device).expand(main.shape)
     inner.optimizer = host
-    inner.__class__ = _OnHost
+    inner.__class__ = _HostOptimizer

@@ -1,5 +1,5 @@
-"""Megatron's gradient buffers and distributed AdamW around a model; the guard against values that
-are not finite."""
+"""Megatron's gradient buffers and distributed AdamW around a model; the check that gradients are
+finite."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 
 from milescli.backends.megatron.state.host_adam import move_to_host
-from milescli.backends.megatron.state.update_rules import Weights, take_rule
+from milescli.backends.megatron.state.update_rules import Weights, install_rule
 from milescli.core.errors import NotFiniteError
 from milescli.core.plug_points import RULES
 from milescli.recipe.train import Optimizer
@@ -61,7 +61,7 @@ def scale_all(chunk_size: int, overflow: torch.Tensor, lists: Lists, scale: floa
 
 
 def wrap(model: GPTModel) -> DistributedDataParallel:
-    """Give the model contiguous gradient memory; gradients are summed over data- and
+    """Return the model with contiguous gradient memory; gradients are summed over data- and
     context-parallel ranks in float32."""
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False
@@ -82,9 +82,9 @@ def make_optimizer(
     dtype: torch.dtype,
     on_host: bool = False,
 ) -> MegatronOptimizer:
-    """Make AdamW, or the recipe's rule, with states sharded over the data-parallel ranks. The
-    model's weights must be loaded, because bfloat16 weights are copied. `on_host` stores Adam's
-    moments and those copies in host memory, and computes the step there."""
+    """Return AdamW, or the optimizer of the recipe's rule, with states sharded over the
+    data-parallel ranks. The model's weights must be loaded, because bfloat16 weights are copied.
+    `on_host`: store Adam's moments and those copies in host memory, and compute the step there."""
     config = OptimizerConfig(
         optimizer="adam",
         lr=recipe.lr,
@@ -106,7 +106,7 @@ def make_optimizer(
         rule = RULES.load(recipe.rule)
         for inner in inner_optimizers(optimizer):
             if inner.optimizer is not None:
-                take_rule(inner, rule, recipe, weights=weights)
+                install_rule(inner, rule, recipe, weights=weights)
     if next(model.parameters()).device.type != "cpu":
         fuse(optimizer)
         install_clipping()
@@ -129,7 +129,7 @@ def fuse(optimizer: MegatronOptimizer) -> None:
 
 
 def _groups(config: OptimizerConfig) -> dict[ParamKey, ParamGroupOverride]:
-    """Return Megatron's own parameter groups, but with float32 parameters in separate groups if the
+    """Return Megatron's own parameter groups, with float32 parameters in separate groups if the
     model is not float32: Megatron confuses them in a mixed group."""
     apart = ParamPredicate(
         name="float32", fn=lambda parameter: config.bf16 and parameter.dtype is torch.float32
@@ -140,12 +140,13 @@ def _groups(config: OptimizerConfig) -> dict[ParamKey, ParamGroupOverride]:
 
 
 def inner_optimizers(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    """Return the optimizers of dense and of expert weights, or the only one."""
+    """Return the optimizers of dense and of expert weights; only one if there are no expert
+    weights."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def set_step(optimizer: MegatronOptimizer, step: AdamStep) -> None:
-    """Set what the next step does."""
+    """Set the hyperparameters of the next step."""
     for group in optimizer.param_groups:
         group["lr"], group["eps"] = step.lr, step.eps
         group["betas"] = (step.beta1, step.beta2)
@@ -160,7 +161,7 @@ def set_lr(optimizer: MegatronOptimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def forget_moments(optimizer: MegatronOptimizer) -> None:
+def reset_moments(optimizer: MegatronOptimizer) -> None:
     """Reset the moments, as if no step had been made."""
     for inner in inner_optimizers(optimizer):
         if inner.optimizer is not None:
@@ -168,8 +169,8 @@ def forget_moments(optimizer: MegatronOptimizer) -> None:
 
 
 def require_finite_gradients(model: DistributedDataParallel, *, device: torch.device) -> None:
-    """Raise NotFiniteError on every rank, naming the first bad gradient of the lowest rank that has
-    one. Collective."""
+    """Raise NotFiniteError on every rank, which names the first bad gradient of the lowest rank
+    that has one. Collective."""
     buffers = [*model.buffers, *model.expert_parallel_buffers]
     bad = any(not bool(torch.isfinite(buffer.grad_data.sum())) for buffer in buffers)
     flag = torch.tensor([int(bad)], device=device)

@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from milescli.checkpoint.files import as_bytes, crc32_of
-from milescli.checkpoint.store import not_written
+from milescli.checkpoint.store import save_failed
 from milescli.checkpoint.torch_dist.framing import make_framing
 from milescli.core.errors import WaitTimeout
 
@@ -56,8 +56,8 @@ def release_state() -> None:
 
 
 def last_change() -> int:
-    """Return a number that changes with each `release_state`: what was derived from weights under
-    another number is out of date."""
+    """Return a number that changes with each `release_state`: values computed from the weights at
+    another number are outdated."""
     return _last[0]
 
 
@@ -80,8 +80,8 @@ _COMMON_PART = _CommonPart("torch", 1)
 
 
 class BackgroundSave(AsyncSaveShardedStrategy):
-    """Runs one save: planned together by all ranks, written and hashed by each from a thread,
-    completed together by `complete`. If one rank fails, all raise the same error."""
+    """Runs one save: all ranks plan it together, each writes and hashes its part from a thread, and
+    `complete` completes it together. If one rank fails, all raise the same error."""
 
     def __init__(self, *, timeout_s: float, copies: bool) -> None:
         """With `copies`, copy device memory to the host before writing."""
@@ -115,7 +115,7 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         writer = FileSystemWriter(self._folder, single_file_per_rank=True)
         planner.set_up_planner(state, is_coordinator=rank == 0)
         writer.set_up_storage_writer(rank == 0)
-        plan, metadata = _agree(planner, writer)
+        plan, metadata = _exchange_plans(planner, writer)
         plan = planner.finish_plan(plan)
         self._started = time.monotonic()
         self._thread = threading.Thread(
@@ -158,10 +158,10 @@ class BackgroundSave(AsyncSaveShardedStrategy):
             _reading.remove(self)
 
     def wait_until_read(self) -> None:
-        """Wait until this rank has handed all its data to the operating system, though it may not
+        """Wait until this rank has passed all its data to the operating system, though it may not
         be on disk yet. Raises WaitTimeout."""
         if not self._read.wait(timeout=self._timeout_s):
-            raise self._late()
+            raise self._timeout_error()
 
     @property
     def is_written(self) -> bool:
@@ -173,9 +173,9 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         assert self._thread is not None, "nothing was saved"
         self._thread.join(timeout=self._timeout_s)
         if self._thread.is_alive():
-            raise self._late()
+            raise self._timeout_error()
 
-    def _late(self) -> WaitTimeout:
+    def _timeout_error(self) -> WaitTimeout:
         return WaitTimeout(
             f"trainer rank {dist.get_rank()} is still writing the checkpoint `{self._folder}`",
             why=f"it started {time.monotonic() - self._started:.0f} s ago; the limit is "
@@ -188,7 +188,7 @@ class BackgroundSave(AsyncSaveShardedStrategy):
 
     def complete(self) -> dict[str, str]:
         """Complete the save on all ranks: rank 0 writes the index of what was written, and every
-        rank learns of a failure on any. Returns the SHA-256 of every file with tensors, by its name
+        rank learns of a failure on any. Return the SHA-256 of every file with tensors, by its name
         in the folder. Raises CheckpointError."""
         gathered: list[object] = [None] * dist.get_world_size()
         failure = self._failure
@@ -210,11 +210,11 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         """Raise the first failure on every rank. `failures` [rank]: a text if that rank failed."""
         for rank, text in enumerate(failures):
             if isinstance(text, str):
-                raise not_written(self._folder, f"trainer rank {rank}: {text}") from own
+                raise save_failed(self._folder, f"trainer rank {rank}: {text}") from own
 
 
 def _framed(item: WriteItem, data) -> Iterator[memoryview | bytes]:
-    """Yield the bytes of an item: as they are, or a tensor in torch.save's framing. A tensor on an
+    """Yield the bytes of an item: unchanged, or a tensor in torch.save's framing. A tensor on an
     accelerator is copied to host memory while it is written."""
     if item.type is WriteItemType.BYTE_IO:
         yield data.getbuffer()
@@ -237,7 +237,7 @@ def _first_line(error: BaseException) -> str:
     return f"{type(cause_or_error).__name__}: {str(cause_or_error).partition(chr(10))[0]}"
 
 
-def _agree(planner: MCoreSavePlanner, writer: FileSystemWriter):
+def _exchange_plans(planner: MCoreSavePlanner, writer: FileSystemWriter):
     """Return (this rank's plan, metadata on rank 0): every rank sends its plan, and rank 0 names
     the files."""
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -1,5 +1,5 @@
-"""Weights of a Megatron model as boxes of Hugging Face tensors, each as a rank holds it: nothing is
-gathered, but for the few tensors that disks store in another order than ranks do."""
+"""Weights of a Megatron model as boxes of Hugging Face tensors, each as a rank holds it. Nothing is
+gathered except for the few tensors that disks store in another order than ranks do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state.gathering import (
-    bundles_of,
+    bucket_groups,
     dtypes_of,
     gather_bucket,
-    held_once,
     stages_of,
+    weights_by_name,
 )
 from milescli.backends.megatron.state.weights import LocalWeight
 from milescli.models.base import Entry, WeightTable
@@ -40,7 +40,7 @@ from milescli.weights.shards import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """Places one trainer rank on the axes that cut weights."""
+    """Locates one trainer rank on the axes that cut weights."""
 
     pp: int
     tp: int
@@ -50,21 +50,21 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part, and where its ranks hold it."""
+    """Describes a part of a tensor, and which ranks hold it."""
 
     entry: Entry
     index: int
     """Index among the entry's disk tensors."""
     held: Box
-    """Box of the tensor that an owner holds; the part is in it."""
+    """Box of the tensor that an owner holds, which contains the part."""
     part: Part
     senders: tuple[int, ...] = ()
-    """One rank of each group."""
+    """One rank of each group, which sends the part."""
 
 
 class ShardPlan:
-    """Says who sends which box of which tensor. The same on every rank, made once for a model, a
-    layout and its engines."""
+    """Plans which rank sends which box of which tensor. The same on every rank, made once for a
+    model, a layout and its engines."""
 
     def __init__(
         self,
@@ -77,18 +77,18 @@ class ShardPlan:
         blocks: Mapping[str, tuple[int, int]] = MappingProxyType({}),
         total_bytes: int = sys.maxsize,
     ) -> None:
-        """Plan the sending of the table's weights. `groups` are trainer ranks that reach the same
-        engines: each sends everything once. `blocks`: of matrices that are rounded, what must not
-        be parted. `bucket_bytes` bounds what each rank puts into a bucket, `total_bytes` what all
-        ranks do. Collective. Raises LookupError if the ranks of a group do not hold
-        everything."""
+        """Plan the sending of the table's weights. `groups`: trainer ranks that reach the same
+        engines: each group sends everything once. `blocks`: for matrices that are rounded, the
+        blocks that must not be divided. `bucket_bytes` bounds what each rank puts into a bucket,
+        `total_bytes` what all ranks do. Collective. Raises LookupError if the ranks of a group do
+        not hold everything."""
         self._table, self._mesh = table, mesh
-        self._weights = held_once(weights, table)
+        self._weights = weights_by_name(weights, table)
         self._dtypes = dtypes_of(weights)
         here = Coordinates(pp=mesh.pp_rank, tp=mesh.tp_rank, ep=mesh.ep_rank, etp=mesh.etp_rank)
         everywhere: list[object] = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, here)
-        self._buckets = planned(
+        self._buckets = plan_pieces(
             table,
             self._dtypes,
             layout=mesh.layout,
@@ -103,8 +103,8 @@ class ShardPlan:
 
     @torch.no_grad()
     def shards(self) -> Iterator[Shards]:
-        """Yield all weights as they are now, in buckets. Collective: every rank must consume all
-        of it, and every rank gets the same shards."""
+        """Yield all current weights, in buckets. Collective: every rank must consume all of it, and
+        every rank gets the same shards."""
         for bucket, repacked in zip(self._buckets, self._repacked, strict=True):
             gathered = dict(self._gather(repacked)) if repacked else {}
             split = dict[str, list[torch.Tensor]]()
@@ -138,7 +138,8 @@ class ShardPlan:
         return held[piece.part.box.within(piece.held)]
 
     def _repacked_in(self, bucket: Sequence[Piece]) -> list[Entry]:
-        """All rows of stacked tensors, of which the first has a piece."""
+        """Return the entries of all rows of those stacked tensors whose first row is in the
+        bucket."""
         names = {piece.part.name for piece in bucket if is_repacked(piece.entry)}
         if not names:
             return []
@@ -151,12 +152,12 @@ class ShardPlan:
 
 
 def is_repacked(entry: Entry) -> bool:
-    """Return True if disks store the entry in another order than ranks can hold cuts of: it is
-    gathered, and sent whole."""
+    """Return True if disks store the entry in another order than that in which ranks hold cuts of
+    it: it is gathered, and sent whole."""
     return entry.rule.pack is not None or entry.rule.unpack is not None
 
 
-def planned(
+def plan_pieces(
     table: WeightTable,
     dtypes: Mapping[str, torch.dtype],
     *,
@@ -167,13 +168,13 @@ def planned(
     blocks: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     total_bytes: int = sys.maxsize,
 ) -> list[list[Piece]]:
-    """Return the pieces of each bucket, with senders so chosen that the ranks of each group are
-    about equally loaded. Pure; `ranks` places each trainer rank, and `bucket_bytes` bounds what
-    each puts into a bucket, `total_bytes` what all do. Raises LookupError if the ranks of a group
-    do not hold everything."""
+    """Return the pieces of each bucket, with senders chosen such that the ranks of each group are
+    about equally loaded. Pure; `ranks`: coordinates of each trainer rank; `bucket_bytes` bounds
+    what each puts into a bucket, `total_bytes` what all do. Raises LookupError if the ranks of a
+    group do not hold everything."""
     owners = _Owners(ranks)
     units = list[list[Piece]]()
-    for unit in bundles_of([entry for entry in table.entries if table.holds(entry)]):
+    for unit in bucket_groups([entry for entry in table.entries if table.holds(entry)]):
         stages = stages_of(unit, layout=layout, table=table)
         units.append(
             [
@@ -188,7 +189,7 @@ def planned(
                 )
             ]
         )
-    units = _sent(units, groups, num_ranks=len(ranks), blocks=blocks)
+    units = _with_senders(units, groups, num_ranks=len(ranks), blocks=blocks)
     limits = (bucket_bytes, total_bytes)
     return list(_in_buckets(units, num_ranks=len(ranks), limits=limits))
 
@@ -196,8 +197,9 @@ def planned(
 def _in_buckets(
     units: Sequence[Sequence[Piece]], *, num_ranks: int, limits: tuple[int, int]
 ) -> Iterator[list[Piece]]:
-    """As many units in a bucket as let no rank, and not all ranks together, put more bytes into it
-    than the two `limits`, or one. What is gathered counts on every rank."""
+    """Yield buckets of as many units as fit: no rank, and not all ranks together, may put more
+    bytes into a bucket than the two `limits`, unless it has one unit. Gathered units count on every
+    rank."""
     bucket = list[Piece]()
     load, total = np.zeros(num_ranks, dtype=np.int64), 0
     for unit in units:
@@ -216,7 +218,7 @@ def _in_buckets(
 
 
 class _Owners:
-    """Finds the ranks that hold cuts."""
+    """Finds the ranks that hold each cut."""
 
     def __init__(self, ranks: Sequence[Coordinates]) -> None:
         self._everyone = tuple(range(len(ranks)))
@@ -231,7 +233,7 @@ class _Owners:
     def of(
         self, entry: Entry, stage: int, *, table: WeightTable, layout: TrainerLayout
     ) -> list[tuple[int, ...]]:
-        """Return the owners of each cut of an entry that is on a stage."""
+        """Return the owners of each cut of an entry on a pipeline stage."""
         if is_repacked(entry):
             return [self._everyone]
         axis = entry.rule.sharding.axis
@@ -266,7 +268,7 @@ def _pieces_of(
 
 
 def _cut_box(entry: Entry, shape: tuple[int, ...], number: int, *, of: int) -> Box:
-    """Cut `number` of a disk tensor of that shape, without padding."""
+    """Return the box of cut `number` of a disk tensor of that shape, without padding."""
     box = whole(shape)
     if of > 1:
         dim = entry.rule.sharding.dim
@@ -278,7 +280,7 @@ def _cut_box(entry: Entry, shape: tuple[int, ...], number: int, *, of: int) -> B
     return Box(start=(entry.row, *box.start), shape=(1, *box.shape))
 
 
-def _sent(
+def _with_senders(
     units: Sequence[Sequence[Piece]],
     groups: Sequence[Sequence[int]],
     *,
@@ -305,8 +307,8 @@ def _sent(
 
 
 def _held_by(parts: Sequence[Part], group: Sequence[int]) -> list[Part]:
-    """Return the parts with owners in the group alone. Raises LookupError if one has no owner
-    there."""
+    """Return the parts with only their owners within the group. Raises LookupError if a part has
+    none there."""
     members = {*group}
     kept: dict[tuple[int, ...], tuple[int, ...]] = {}
     held = list[Part]()

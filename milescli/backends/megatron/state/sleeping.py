@@ -1,5 +1,5 @@
-"""Moves device memory to the host for a colocated engine, and back. Only for accelerators (not run
-on a CPU)."""
+"""Moves device memory to the host for a colocated engine, and back. Only for accelerators, so not
+tested on a CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from milescli.backends.megatron.state.optimizer import inner_optimizers
 
 
 class Sleeper:
-    """Moves the device memory of a trainer rank; its calls may come in any order, and
+    """Moves the device memory of a trainer rank. Its methods may be called in any order, and
     repeatedly."""
 
     def __init__(self, model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
@@ -26,9 +26,9 @@ class Sleeper:
         """Base weights of an adapter, which are never published."""
         self._asleep = self._slim = False
 
-    def shed(self) -> None:
-        """Keep only the weights on the device, to be published; moves them back if they were
-        asleep. Drops gradients, which each step recomputes."""
+    def offload_optimizer_state(self) -> None:
+        """Keep only the weights on the device, so that they can be published; move them back if
+        they were asleep. Drops gradients, which each step recomputes."""
         if self._asleep:
             for buffer in self._buffers():
                 buffer.reload_from_cpu(move_params=True, move_grads=False)
@@ -48,7 +48,7 @@ class Sleeper:
         """Move the weights to host memory too."""
         if self._asleep:
             return
-        self.shed()
+        self.offload_optimizer_state()
         for buffer in self._buffers():
             buffer.offload_to_cpu(move_params=True, move_grads=False)
         torch.cuda.synchronize()
@@ -56,7 +56,7 @@ class Sleeper:
         self._asleep = True
 
     def wake(self) -> None:
-        """Restore everything bit for bit; gradients are zero."""
+        """Move everything back, bit for bit; gradients are zero."""
         if not self._slim:
             return
         for buffer in self._buffers():
@@ -115,8 +115,8 @@ class FrozenSleeper:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a host copy; pinned if it comes from an accelerator, so that it returns at full
-    speed."""
+    """Return a host copy of the tensor; pinned if it comes from an accelerator, so that it can be
+    copied back at full speed."""
     if tensor.device.type == "cpu":
         return tensor.clone()
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)

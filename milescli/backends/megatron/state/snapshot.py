@@ -1,7 +1,7 @@
-"""Copies what a rank needs to continue from here to host memory: weights, optimizer, random
-numbers, reference. The copy is taken at once, read while the rank trains on, and restored into the
-same rank of the same layout. Not a checkpoint: its bytes have no names. `Reference` holds the
-weights from which the policy started."""
+"""Copies everything that a rank needs to continue to host memory: weights, optimizer, random state,
+reference. The copy is taken at once, read while the rank trains on, and restored into the same rank
+of the same layout. It is not a checkpoint: its bytes have no names. `Reference` holds the weights
+from which the policy started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from milescli.backends.megatron.state.host_adam import HostAdamW
 from milescli.backends.megatron.state.optimizer import inner_optimizers
 from milescli.backends.megatron.state.saving import release_state
 from milescli.backends.megatron.state.sleeping import to_host
-from milescli.backends.megatron.trained import TrainedModel
+from milescli.backends.megatron.trained_model import TrainedModel
 from milescli.core.errors import RecipeError
 
 
@@ -49,8 +49,8 @@ class Reference:
     @contextmanager
     @torch.no_grad()
     def swapped_in(self) -> Iterator[None]:
-        """Replace the model's weights by the reference within the block; restores them bit for bit
-        afterwards."""
+        """Replace the model's weights by the reference within the block; afterwards restore them
+        bit for bit."""
         if self._frozen is None:
             raise RecipeError(
                 "there is no reference for the KL term",
@@ -61,11 +61,11 @@ class Reference:
         parameters = self._trained()
         if all(parameter.device.type == "cpu" for parameter in parameters):
             own = [parameter.data for parameter in parameters]
-            _point(parameters, self._frozen)
+            _point_at(parameters, self._frozen)
             try:
                 yield
             finally:
-                _point(parameters, own)
+                _point_at(parameters, own)
             return
         release_state()
         current = [to_host(parameter.detach()) for parameter in parameters]
@@ -78,8 +78,8 @@ class Reference:
                 parameter.copy_(saved)
 
 
-def _point(parameters: Sequence[torch.nn.Parameter], tensors: Sequence[torch.Tensor]) -> None:
-    """At memory that is there already: nothing is copied."""
+def _point_at(parameters: Sequence[torch.nn.Parameter], tensors: Sequence[torch.Tensor]) -> None:
+    """Let parameters use the memory of `tensors`; nothing is copied."""
     for parameter, tensor in zip(parameters, tensors, strict=True):
         parameter.data = tensor
 
@@ -90,7 +90,7 @@ _ALIGN = 64
 
 class Snapshot:
     """Copies a rank's state. Its memory is allocated at the first copy, pinned if the rank has an
-    accelerator, and reused by each later one. A copy has sections: each model, random numbers, the
+    accelerator, and reused by each later one. A copy has sections: each model, random state, the
     reference."""
 
     def __init__(
@@ -113,19 +113,19 @@ class Snapshot:
         self._sections = self._sections or [self._empty(0)] * self._num_sections
         for number, model in enumerate(self._models):
             with self._awake(model):
-                self._fill(number, tensors_of(model))
+                self._copy_section(number, tensors_of(model))
                 if self._device.type != "cpu":
                     torch.cuda.synchronize()
-        self._fill(len(self._models), [torch.get_rng_state()])
-        self._fill(len(self._models) + 1, self._reference.frozen or [])
+        self._copy_section(len(self._models), [torch.get_rng_state()])
+        self._copy_section(len(self._models) + 1, self._reference.frozen or [])
         return [section.numel() for section in self._sections]
 
     def read(self, section: int, offset: int, size_bytes: int) -> np.ndarray:
         """Return a part of the last copy, as a view."""
         return self._sections[section][offset : offset + size_bytes].numpy()
 
-    def make_room(self, sizes: Sequence[int]) -> None:
-        """Allocate a copy that is written in parts. `sizes` come from `take`."""
+    def allocate(self, sizes: Sequence[int]) -> None:
+        """Allocate memory for a copy that is written in parts. `sizes`: as returned by `take`."""
         assert len(sizes) == self._num_sections, (sizes, self._num_sections)
         self._sections = [self._empty(size) for size in sizes]
 
@@ -134,32 +134,32 @@ class Snapshot:
         self._sections[section].numpy()[offset : offset + part.size] = part
 
     @torch.no_grad()
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the rank's state from the copy."""
         release_state()
         for number, model in enumerate(self._models):
             with self._awake(model):
-                self._spill(number, tensors_of(model))
+                self._restore_section(number, tensors_of(model))
                 if self._device.type != "cpu":
                     torch.cuda.synchronize()
         rng = torch.empty_like(torch.get_rng_state())
-        self._spill(len(self._models), [rng])
+        self._restore_section(len(self._models), [rng])
         torch.set_rng_state(rng)
         if self._sections[-1].numel():
             self._reference.freeze()  # for its memory; what it holds is replaced
-            self._spill(len(self._models) + 1, self._reference.frozen or [])
+            self._restore_section(len(self._models) + 1, self._reference.frozen or [])
 
     @property
     def _num_sections(self) -> int:
         return len(self._models) + 2
 
-    def _fill(self, section: int, tensors: Sequence[torch.Tensor]) -> None:
+    def _copy_section(self, section: int, tensors: Sequence[torch.Tensor]) -> None:
         if self._sections[section].numel() != _size_of(tensors):
             self._sections[section] = self._empty(_size_of(tensors))
         for tensor, place in self._places(section, tensors):
             place.copy_(tensor, non_blocking=True)
 
-    def _spill(self, section: int, tensors: Sequence[torch.Tensor]) -> None:
+    def _restore_section(self, section: int, tensors: Sequence[torch.Tensor]) -> None:
         available, needed = self._sections[section].numel(), _size_of(tensors)
         assert available == needed, f"section {section} has {available} bytes, the rank {needed}"
         for tensor, place in self._places(section, tensors):
@@ -184,7 +184,7 @@ class Snapshot:
 @torch.no_grad()
 def tensors_of(model: TrainedModel) -> list[torch.Tensor]:
     """Return the trained weights, the buffers and the optimizer's state, in an order that depends
-    on the layout alone. Weights that the optimizer views are the model's."""
+    on the layout alone. Weights that the optimizer only views are not repeated."""
     make_moments(model.optimizer)
     trained = [each for each in model.model.module.parameters() if each.requires_grad]
     tensors = [*trained, *model.model.module.buffers()]

@@ -1,5 +1,5 @@
-"""Shards in a number format: each rank rounds the pieces that it holds, to the bytes that rounding
-the whole matrix gives, since no block of a format crosses ranks."""
+"""Shards in a number format: each rank rounds its own pieces, and gets the bytes that rounding the
+whole matrix would give, since no block of a format crosses ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_rounded(name: str, choices: Mapping[str, Choice]) -> bool:
 
 
 def rounded_shard(shard: Shard, choices: Mapping[str, Choice], scheme: Scheme) -> Shard:
-    """Return the shard with its numbers rounded to the scheme's, in the dtype that they have."""
+    """Return the shard with its numbers rounded to the scheme's, in their own dtype."""
     if shard.tensor is None or not is_rounded(shard.part.name, choices):
         return shard
     return replace(shard, tensor=rounded_by_rows(scheme.codec, shard.tensor))
@@ -29,7 +29,7 @@ def rounded_shard(shard: Shard, choices: Mapping[str, Choice], scheme: Scheme) -
 
 def stored_shards(shard: Shard, choices: Mapping[str, Choice], scheme: Scheme) -> Iterator[Shard]:
     """Yield the shards of the tensors that the scheme stores in place of a plain one: its numbers,
-    its scales. The shard is a multiple of the scheme's blocks, or the rest of the matrix."""
+    its scales. The shard must be a multiple of the scheme's blocks, or the rest of the matrix."""
     part = shard.part
     if not is_rounded(part.name, choices):
         yield shard
@@ -61,14 +61,14 @@ def _stored(
 
 
 def _dtypes(part: Part, choices: Mapping[str, Choice], scheme: Scheme) -> dict[str, torch.dtype]:
-    """Name -> dtype of the tensors that one block is stored as."""
+    """Return name -> dtype of the tensors that the scheme stores in place of a plain one."""
     rows, columns = scheme.codec.block
     block = torch.zeros(rows or 1, max(columns, scheme.codec.per_element), dtype=part.dtype)
     return {name: each.dtype for name, each in _stored(part.name, block, choices, scheme)}
 
 
 def _reduced(box: Box, rows: int, columns: int) -> Box:
-    """The box of what stands for `rows` x `columns` numbers each (0: all)."""
+    """Return the box of the elements that each stand for `rows` x `columns` numbers (0: all)."""
     start, end = [], []
     for first, last, size in zip(box.start, box.end, (rows, columns), strict=True):
         assert not size or first % size == 0, (box, rows, columns)

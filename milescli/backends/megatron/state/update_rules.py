@@ -1,6 +1,6 @@
-"""Update rules in the place of Megatron's AdamW, whose distributed optimizer gives each rank flat
-parts of weights. For rules of matrices (Muon) the momenta stay parts, and are put together matrix
-by matrix. Used by `optimizer`."""
+"""Update rules in place of Megatron's AdamW, whose distributed optimizer gives each rank flat parts
+of weights. For rules of matrices (Muon) the momenta stay sharded, and are gathered matrix by
+matrix. Used by `optimizer`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from milescli.train.optimizers import MatrixRule, UpdateRule, takes_matrices
 
 
 class RuleOptimizer(torch.optim.AdamW):
-    """Follows an update rule, with AdamW's type and states for callers that inspect them."""
+    """Applies an update rule, with AdamW's type and states for callers that inspect them."""
 
     rule: UpdateRule
     settings: Optimizer
@@ -31,16 +31,16 @@ class RuleOptimizer(torch.optim.AdamW):
     def step(self, closure: object = None) -> None:
         """Update one weight after the other."""
         assert closure is None, "Megatron gives none"
-        self.follow_all(but=())
+        self.apply_rule_except(but=())
 
-    def follow_all(self, *, but: Collection[int]) -> None:
-        """Follow the rule for each weight whose `id` is not in `but`."""
+    def apply_rule_except(self, *, but: Collection[int]) -> None:
+        """Apply the rule to each weight whose `id` is not in `but`."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None and id(weight) not in but:
                     state = self.moments(weight)
                     state["step"] += 1
-                    follow(self.rule, weight.data, weight.grad, state, group, self.settings)
+                    apply_rule(self.rule, weight.data, weight.grad, state, group, self.settings)
 
     def moments(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the moments of a weight, created as zeros."""
@@ -53,7 +53,7 @@ class RuleOptimizer(torch.optim.AdamW):
 
 
 class HostRule(HostAdamW):
-    """Follows an update rule in host memory."""
+    """Applies an update rule in host memory."""
 
     rule: UpdateRule
     settings: Optimizer
@@ -62,10 +62,10 @@ class HostRule(HostAdamW):
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: dict
     ) -> None:
         state["step"] += 1
-        follow(self.rule, weight, grad, state, group, self.settings)
+        apply_rule(self.rule, weight, grad, state, group, self.settings)
 
 
-def follow(
+def apply_rule(
     rule: UpdateRule,
     weight: torch.Tensor,
     grad: torch.Tensor,
@@ -73,7 +73,8 @@ def follow(
     group: dict,
     settings: Optimizer,
 ) -> None:
-    """Update one weight. `state` is that of torch's AdamW, with its step count already raised."""
+    """Update one weight. `state` is that of torch's AdamW, with its step count already
+    incremented."""
     rule(
         weight=weight,
         grad=grad,
@@ -88,7 +89,8 @@ def follow(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Holds the weights of a rank's model, and its place among the ranks that have cuts of them."""
+    """Holds the weights of a rank's model, and the rank's place among those that have cuts of
+    them."""
 
     local: Sequence[LocalWeight]
     mesh: Mesh
@@ -107,8 +109,8 @@ class Weights:
 
 
 class MatrixOptimizer(RuleOptimizer):
-    """Follows a rule of matrices. Its first moment is sharded as Adam's is, and saved in its place;
-    the second one of matrices stays 0."""
+    """Applies a rule for matrices. Its first moment is sharded as Adam's is, and saved in its
+    place; the second moment of matrices stays 0."""
 
     rule: MatrixRule
     inner: DistributedOptimizer
@@ -120,14 +122,15 @@ class MatrixOptimizer(RuleOptimizer):
         """Update all weights. Collective over the ranks that hold parts of them."""
         assert closure is None, "Megatron gives none"
         parts = self._parts()
-        self.follow_all(but={id(part) for part, _ in parts.values()})
+        self.apply_rule_except(but={id(part) for part, _ in parts.values()})
         for buffer in self.inner.buffers:
             for parameter in buffer.params:  # in the same order on all ranks
                 if parameter in self.matrices:
                     self._update(parameter, *parts.get(parameter, (None, None)))
 
     def _parts(self) -> dict[torch.Tensor, tuple[torch.Tensor, dict]]:
-        """Return, for each matrix that this rank holds a part of, that part and its group."""
+        """Return matrix -> (this rank's part of it, its parameter group), for each matrix of which
+        the rank has a part."""
         return {
             parameter: (self.param_groups[at]["params"][order], self.param_groups[at])
             for parameter, (at, order) in self.inner.model_param_group_index_map.items()
@@ -175,10 +178,11 @@ class MatrixOptimizer(RuleOptimizer):
         return entry.rule.fuse(made, entry.facts)
 
 
-def take_rule(
+def install_rule(
     inner: MegatronOptimizer, rule: UpdateRule, settings: Optimizer, *, weights: Weights
 ) -> None:
-    """Make one of Megatron's new optimizers follow `rule`. Raises RecipeError where it cannot."""
+    """Make one of Megatron's new optimizers apply `rule`. Raises RecipeError if that is
+    impossible."""
     kind = {torch.optim.AdamW: RuleOptimizer, HostAdamW: HostRule}.get(type(inner.optimizer))
     if kind is None:
         theirs = type(inner.optimizer).__name__

@@ -18,7 +18,7 @@ from milescli.backends.megatron.state.saving import release_state
 from milescli.checkpoint.source import Source, open_source
 from milescli.core.errors import CheckpointError
 from milescli.models.base import Entry, Sharding, WeightTable
-from milescli.models.engine_names import own_name
+from milescli.models.engine_names import megatron_name
 from milescli.models.mtp import require_mtp_weights
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
@@ -31,7 +31,7 @@ TIED_OUTPUT = "output_layer.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalWeight:
-    """Pairs a parameter of this rank with the table entry that it is (a part of)."""
+    """Pairs a parameter of this rank with its entry of the table."""
 
     name: str
     """Name in `model.named_parameters()`."""
@@ -44,7 +44,7 @@ def local_weights(
     model: GPTModel, table: WeightTable, mesh: Mesh, *, of_adapter: bool = False
 ) -> list[LocalWeight]:
     """Return every parameter of this rank, and every buffer in the table, in the order of the
-    model. `of_adapter` says that the table is an adapter's, and has nothing else."""
+    model. `of_adapter`: the table is an adapter's, and other parameters are left out."""
     first_layer = get_transformer_layer_offset(model.config)
     first_expert = mesh.ep_rank * (table.facts.num_experts // mesh.layout.ep)
     embedding = table.by_megatron.get("embedding.word_embeddings.weight")
@@ -65,40 +65,40 @@ def local_weights(
     return local
 
 
-def silence_layers(
-    weights: Sequence[LocalWeight], *, first: int, silenced: dict[str, torch.Tensor]
+def bypass_layers(
+    weights: Sequence[LocalWeight], *, first: int, bypassed: dict[str, torch.Tensor]
 ) -> None:
-    """Zero what layers `first` and beyond add to the residual stream, so that the model acts as its
-    first `first` layers. Layers before `first` that earlier calls silenced are restored. `silenced`
-    holds the values of silent weights by name, in host memory."""
+    """Zero what layers `first` and beyond add to the residual stream, so that the model computes
+    only its first `first` layers. Layers before `first` that earlier calls bypassed are restored.
+    `bypassed`: values of the zeroed weights by name, in host memory."""
     release_state()
     for weight in weights:
-        is_silent = weight.entry.layer is not None and weight.entry.layer >= first
+        is_bypassed = weight.entry.layer is not None and weight.entry.layer >= first
         adds = _ADDS_TO_RESIDUAL.search(weight.entry.megatron)
         if not adds and not _SCALES_RESIDUAL.search(weight.entry.megatron):
             continue
-        if is_silent and weight.name not in silenced:
-            silenced[weight.name] = weight.parameter.detach().to("cpu", copy=True)
+        if is_bypassed and weight.name not in bypassed:
+            bypassed[weight.name] = weight.parameter.detach().to("cpu", copy=True)
             weight.parameter.data.fill_(0 if adds else 1)
-        elif not is_silent and weight.name in silenced:
-            weight.parameter.data.copy_(silenced.pop(weight.name))
+        elif not is_bypassed and weight.name in bypassed:
+            weight.parameter.data.copy_(bypassed.pop(weight.name))
 
 
 def _mark_cut(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
-    """Mark a sharded parameter. Megatron does that in its initialisation, which is skipped here;
-    its gradient norm depends on the marks."""
+    """Mark a sharded parameter, as Megatron's gradient norm requires. Megatron does that in its
+    initialisation, which is skipped here."""
     if sharding.axis != "none" and not hasattr(parameter, "tensor_model_parallel"):
         tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, sharding.dim, 1)
 
 
 def _global_name(name: str, *, first_layer: int, first_expert: int) -> str:
-    name = own_name(name)
+    name = megatron_name(name)
     name = _LAYER.sub(lambda match: f"decoder.layers.{int(match[1]) + first_layer}.", name)
     return _EXPERT.sub(lambda match: f".local_experts.{int(match[1]) + first_expert}.", name)
 
 
 def cut(sharding: Sharding, mesh: Mesh) -> tuple[int, int]:
-    """Return (number of parts, this rank's part) of a tensor."""
+    """Return (number of parts, number of this rank's part) of a tensor."""
     if sharding.axis == "tp":
         return mesh.layout.tp, mesh.tp_rank
     if sharding.axis == "etp":

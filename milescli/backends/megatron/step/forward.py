@@ -20,8 +20,8 @@ from milescli.train.vocab_parallel import Head, target_logprobs, top_logprobs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
     """Holds the model's outputs at the S positions of a microbatch: log-probs and entropy, or
-    scores. For a loss, all but scores are computed on the loss mask alone, and are 0.0 elsewhere: a
-    prompt costs no logits."""
+    scores. For a loss, all but scores are computed only on the loss mask, and are 0.0 elsewhere: a
+    prompt needs no logits."""
 
     logprobs: torch.Tensor | None = None
     """[S] of the targets."""
@@ -43,16 +43,17 @@ class Outputs:
 
 
 TokenLoss = Callable[[Microbatch, Outputs], torch.Tensor]
-"""-> the scalar that is differentiated"""
+"""(microbatch, outputs) -> the scalar that is differentiated"""
 HiddenLoss = Callable[[Sequence[torch.Tensor], Microbatch], torch.Tensor]
-"""(what the output layer is given [S, hidden_size] by the model, and by its MTP layer where it is
-asked, or scores [S, 1]; microbatch) -> the same"""
+"""(input of the output layer [S, hidden_size], from the model and if requested from its MTP layer,
+or scores [S, 1]; microbatch) -> the scalar that is differentiated"""
 Candidates = Callable[[Microbatch], torch.Tensor | None]
-"""-> [S, k] ids of tokens whose log-probs a loss wants beside the targets'; None: of none"""
+"""Microbatch -> [S, k] ids of tokens whose log-probs a loss needs besides the targets'; None: no
+others"""
 
 
 def no_candidates(_: Microbatch) -> None:
-    """Return None: the loss needs no log-probs but the targets'."""
+    """Return None: the loss needs only the targets' log-probs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,21 +67,21 @@ class Passes:
     vocab_size: int
     """Vocabulary of the policy: rows beyond are padding."""
     routers: replay.OwnRouters
-    """Routers with replayed routes; empty without routing replay."""
+    """Routers whose routes are replayed; empty without routing replay."""
     recomputes: bool = False
     """True if layers are recomputed in the backward pass."""
     mtp_trains_head: bool = False
     """True if the loss of a trained MTP layer has gradients for the output layer, too."""
     counts_routes: bool = False
-    """In training: compare replayed routes with the model's own; see
-    `replay.share_that_differs`."""
+    """True to compare, in training, replayed routes with the model's own; see
+    `replay.share_of_changed_routes`."""
 
     def score(
         self, microbatches: Sequence[Microbatch], *, temperature: float, everywhere: bool = True
     ) -> list[torch.Tensor]:
         """Return the log-prob of every target, or the score, [S] per microbatch on ranks of the
-        last stage; empty elsewhere. `everywhere` includes positions off the loss mask, where a
-        log-prob is 0.0 otherwise. No gradient."""
+        last stage; empty elsewhere. `everywhere`: include positions off the loss mask, where a
+        log-prob is otherwise 0.0. No gradient."""
         rows: list[torch.Tensor] = []
 
         def keep(hidden: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
@@ -94,11 +95,11 @@ class Passes:
             self._run(microbatches, keep, forward_only=True)
         return rows
 
-    def likeliest(
+    def top_tokens(
         self, microbatches: Sequence[Microbatch], *, count: int, temperature: float
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return (ids, log-probs) [S, count] of the likeliest tokens per microbatch on ranks of the
-        last stage; empty elsewhere. No gradient."""
+        """Return (ids, log-probs) [S, count] of the most likely tokens per microbatch on ranks of
+        the last stage; empty elsewhere. No gradient."""
         rows: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def keep(hidden: Sequence[torch.Tensor], _: Microbatch) -> torch.Tensor:
@@ -202,7 +203,7 @@ class Passes:
         extra: torch.Tensor | None = None,
         everywhere: bool = False,
     ) -> Outputs:
-        """Return the outputs. `extra` [S, k] are ids of candidates; `everywhere` includes positions
+        """Return the outputs. `extra` [S, k]: ids of candidates; `everywhere`: include positions
         off the loss mask."""
         own, *of_mtp = hidden
         if self.facts.scores:
@@ -235,7 +236,8 @@ class Passes:
 def _logprobs(
     head: Head, targets: torch.Tensor, mask: torch.Tensor | None, *, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `target_logprobs`; off `mask` [S] nothing is computed, and both are 0.0."""
+    """Return what `target_logprobs` returns; off `mask` [S] nothing is computed, and both are
+    0.0."""
     if mask is None:
         return target_logprobs(head, targets, temperature=temperature)
     places = mask.nonzero()[:, 0]

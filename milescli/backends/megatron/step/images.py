@@ -1,5 +1,5 @@
-"""The images of a rank's shard: pixels of each, computed when they are first asked for, and where
-their tokens stand in a row. Made anew for each step."""
+"""The images of a rank's shard: pixels of each, computed on first use, and the positions of their
+tokens in a row. Made anew for each step."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ class RowImages:
     grids: dict[str, Grid]
     """Rows and columns of patches by hash, each image once, in the order of their features."""
     place: torch.Tensor
-    """[S] int64 which token of all these images, one after the other; -1: none."""
+    """[S] int64 index among the tokens of all these images, one image after the other; -1: no image
+    token."""
 
 
 class ShardPlaces:
-    """Knows where the image tokens of a shard stand. T: tokens of the shard."""
+    """Locates the image tokens of a shard. T: tokens of the shard."""
 
     def __init__(self, shard: TrainShard, *, step: StepImages, merge_size: int) -> None:
         """`merge_size` is the model's."""
@@ -97,7 +98,7 @@ class ShardPlaces:
 def rotary_positions(num_tokens: int, spans: Sequence[ImageSpan], *, merge_size: int) -> np.ndarray:
     """Return [3, num_tokens] int64: time, row and column of each token. All three of a text token
     are one more than the largest before it. Those of an image's tokens are its place in the grid of
-    tokens, counted from there on. `merge_size` rows and columns of patches are one token."""
+    tokens, counted from that number on. `merge_size` rows and columns of patches are one token."""
     positions = np.empty((3, num_tokens), np.int64)
     token = following = 0
     for span in spans:

@@ -15,13 +15,13 @@ from milescli.train.packed_tokens import Places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class After:
+class FollowingTokens:
     """Holds the tokens after the targets of a row."""
 
     ids: torch.Tensor
-    """[S] int64; 0 where the sequence ends before."""
+    """[S] int64; 0 if the sequence ends before."""
     mask: torch.Tensor
-    """[S] bool: there is such a token, and it is on the loss mask."""
+    """[S] bool; True if there is such a token, and it is on the loss mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class Microbatch:
     indices: list[int]
     """Sequences of the shard, in the order of the row."""
     source: torch.Tensor
-    """[S] int64 on the host: index of the input token in the shard, -1 for padding. What is
-    predicted is the token after it."""
+    """[S] int64 on the host: index of the input token in the shard, -1 for padding. The token after
+    it is predicted."""
     row: PackedRow
     input_ids: torch.Tensor
     """[1, S] int64"""
@@ -41,7 +41,7 @@ class Microbatch:
     """[1, S] int64"""
     target_ids: torch.Tensor
     """[S] int64"""
-    after: After | None
+    after: FollowingTokens | None
     """The tokens after the targets, if an MTP layer is trained."""
     places: Places
     loss_mask: torch.Tensor
@@ -49,8 +49,8 @@ class Microbatch:
     loss_weights: torch.Tensor
     """[S] float32"""
     routed_experts: torch.Tensor | None
-    """[S, this rank's layers with experts, topk] on the host, of the shard's type; what stands for
-    padding means nothing."""
+    """[S, this rank's layers with experts, topk] on the host, of the shard's dtype; values at
+    padding have no meaning."""
     num_tokens: int
     """Number of real positions of this rank; positions that sequences share count for each."""
     images: RowImages | None = None

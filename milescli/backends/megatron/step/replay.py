@@ -1,4 +1,4 @@
-"""R3, routing replay: the trainer sends every token to the experts that the engine chose. Used
+"""Routing replay (R3): the trainer sends every token to the experts that the engine chose. Used
 around each forward pass."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OwnRouters = list[tuple[int, Router]]
 
 def own_routers(model: GPTModel, facts: ModelFacts) -> OwnRouters:
     """Return the routers in the order of the model; none if routing is not replayed. The engine's
-    record has a place for each layer of the model, so layers without experts count too."""
+    record has a place for each layer of the model, so layers without experts are counted too."""
     routers = []
     for layer in model.decoder.layers:
         router = getattr(getattr(layer, "mlp", None), "router", None)
@@ -52,8 +52,8 @@ def prepare_forward(
 
 
 def after_forward(routers: OwnRouters, *, recomputes: bool) -> None:
-    """Keep the choices for recomputation, whose backward pass takes them in the order of the
-    forward passes, or drop them without it."""
+    """Keep the choices for recomputation, whose backward pass uses them in the order of the forward
+    passes; without recomputation drop them."""
     for _, router in routers:
         router.is_counted = None
         router.router_replay.set_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
@@ -68,7 +68,7 @@ def finish(routers: OwnRouters) -> None:
         router.router_replay.clear_router_replay_action()
 
 
-def share_that_differs(routers: OwnRouters, mesh: Mesh) -> float | None:
+def share_of_changed_routes(routers: OwnRouters, mesh: Mesh) -> float | None:
     """Return the share of the replayed routes, counted since the last call, that the trainer's own
     routers would not have chosen; None if none were counted. Collective; equal on all ranks."""
     counts = torch.zeros(2, dtype=torch.float64, device=mesh.device)

@@ -1,5 +1,5 @@
-"""Rounds the same model in another way, to measure how far log-probs move when nothing but rounding
-changes: the floor for the start check and the proof of conversions (`train.agreement`)."""
+"""Rounds the same model in another way, to measure how much log-probs change by rounding alone: the
+floor for the start check and the proof of conversions (`train.agreement`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEED = 20
 
 
 @contextmanager
-def rounded_otherwise(model: torch.nn.Module) -> Iterator[None]:
+def with_other_rounding(model: torch.nn.Module) -> Iterator[None]:
     """Multiply each layer's output by 1 + u * noise, element by element, within the block: u is the
     unit roundoff of its type (6e-8 in float32, 0.004 in bfloat16), the noise standard normal. The
     noise is equal on all ranks that hold the same tokens, and in each call."""

@@ -1,5 +1,5 @@
-"""One microbatch as the model sees it: sequences laid end to end in one row, cut for context
-parallelism. Made by the trainer rank."""
+"""Lays out one microbatch as the model sees it: sequences end to end in one row, cut for context
+parallelism. Called by the trainer rank."""
 
 from __future__ import annotations
 
@@ -35,27 +35,28 @@ class RowLayout:
     source: torch.Tensor
     """[S] int64 index of the input token in the shard, -1 for padding."""
     sequence: torch.Tensor
-    """[S] int64 which of the row's spans; their number at padding."""
+    """[S] int64 index of the position's span in the row; the number of spans at padding."""
     positions: torch.Tensor
-    """[S] int64 place in the sequence, for the rotary embedding; goes on counting through
-    padding."""
+    """[S] int64 place in the sequence, for the rotary embedding; continues through padding."""
     cu_seqlens: list[int]
-    """[sequences + 1] of real positions, whole row."""
+    """[sequences + 1] cumulative numbers of real positions, whole row."""
     cu_seqlens_padded: list[int]
     """[sequences + 1] of the same with padding, whole row. A tail of padding is a sequence of its
     own."""
     num_real: int
     """Real positions of the whole row."""
     shared: torch.Tensor | None = None
-    """[all positions of the sequences, end to end] int64 position of this row that stands for each:
-    sequences that begin alike share their first positions; None: each is there itself."""
+    """[all positions of the sequences, end to end] int64 position of this row that is used for
+    each, as sequences with a common beginning share their first positions; None: no positions are
+    shared."""
     skips: torch.Tensor | None = None
-    """[sequences] int32 positions at the beginning of each for which those of another stand."""
+    """[sequences] int32 number of positions at the beginning of each that are those of another
+    sequence."""
 
 
 def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> RowLayout:
     """Lay out a row of `spans`: (index of the first token, number of positions) of each sequence,
-    in order. Without spans the row is padding alone."""
+    in order. Without spans the row consists of padding."""
     nonempty = [(number, start, length) for number, (start, length) in enumerate(spans) if length]
     multiple = shape.sequence_multiple
     padded = [-(-length // multiple) * multiple for _, _, length in nonempty]
@@ -81,21 +82,22 @@ def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> RowLayout:
     )
 
 
-WORTHWHILE = 0.9
-"""A row is shortened if this share of its positions is left at most."""
+MAX_REMAINING_SHARE = 0.9
+"""Prefixes are shared only if at most this share of the row's positions remains."""
 
 
 def share_prefixes(row: RowLayout, prefixes: Sequence[np.ndarray]) -> RowLayout:
-    """Keep positions that several sequences have in common once. `prefixes` [sequences] are the
-    token ids of the first positions of each that may be shared; what the model computes there
-    depends on them alone. `row` is whole, without context parallelism and without a tail."""
+    """Return the row with positions that several sequences have in common laid out once. `prefixes`
+    [sequences]: token ids of the first positions of each that may be shared; the model's results
+    there must depend on them alone. `row`: whole, without context parallelism and without a
+    tail."""
     starts = np.searchsorted(row.sequence.numpy(), np.arange(len(prefixes)))
     stands_for, firsts = np.arange(len(row.source)), dict[bytes, int]()
     for start, prefix in zip(starts.tolist(), prefixes, strict=True):
         first = firsts.setdefault(prefix.tobytes(), start)
         stands_for[start : start + len(prefix)] = np.arange(first, first + len(prefix))
     is_kept = stands_for == np.arange(len(stands_for))
-    if is_kept.sum() > WORTHWHILE * len(is_kept):
+    if is_kept.sum() > MAX_REMAINING_SHARE * len(is_kept):
         return row
     kept = torch.from_numpy(np.flatnonzero(is_kept))
     left_out = np.add.reduceat(~is_kept, row.cu_seqlens[:-1], dtype=np.int32)
@@ -111,8 +113,8 @@ def share_prefixes(row: RowLayout, prefixes: Sequence[np.ndarray]) -> RowLayout:
 
 def zigzag(padded: Sequence[int], *, cp: int, cp_rank: int) -> np.ndarray:
     """Return the positions of the whole row that rank `cp_rank` holds: pieces cp_rank and 2 cp - 1
-    - cp_rank of every sequence, cut into 2 cp pieces, so that causal attention costs every rank the
-    same."""
+    - cp_rank of every sequence, cut into 2 cp pieces, so that causal attention takes every rank
+    equally long."""
     if cp == 1:
         return np.arange(sum(padded))
     starts = np.concatenate([[0], np.cumsum(padded)[:-1]])
@@ -125,7 +127,7 @@ def zigzag(padded: Sequence[int], *, cp: int, cp_rank: int) -> np.ndarray:
 
 
 def _counting(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """[3, 2] -> 0 1 2 0 1."""
+    """Return consecutive numbers for each length: [3, 2] -> 0 1 2 0 1."""
     lengths = np.asarray(lengths, dtype=np.int64)
     ends = np.cumsum(lengths)
     return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - lengths, lengths)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from milescli.backends.megatron.layers.attention import pack_row
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.step.images import ReadPatches, ShardPlaces, StepImages
-from milescli.backends.megatron.step.microbatch import After, Microbatch, row_shape
+from milescli.backends.megatron.step.microbatch import FollowingTokens, Microbatch, row_shape
 from milescli.backends.megatron.step.rows import RowLayout, make_row, share_prefixes
 from milescli.models.facts import ModelFacts
 from milescli.plan.choices import can_share_prompts
@@ -35,11 +35,11 @@ class RankShard:
         read_patches: ReadPatches | None = None,
         shares_prompts: bool = False,
     ) -> None:
-        """Lay out every row without computing anything. `routed_layers` are those whose routes this
-        rank replays; others are dropped. `read_patches` reads the images of a model that sees them.
-        `shares_prompts`: what sequences of a row have in common before their first trained token is
-        there once, in rows of models that allow it; of other sequences, what is said off the mask
-        is 0 then."""
+        """Lay out every row without computing anything. `routed_layers`: layers whose routes this
+        rank replays; other routes are dropped. `read_patches` reads the images of a model that sees
+        them. `shares_prompts`: what sequences of a row have in common before their first trained
+        token is laid out once, in rows of models that allow it; for other sequences, values off the
+        mask are then 0."""
         assert shard.dp_rank == mesh.dp_rank, (shard.dp_rank, mesh.dp_rank)
         self.shard = shard
         self._mesh = mesh
@@ -55,7 +55,7 @@ class RankShard:
             if shard.routed_experts is None or not routed_layers
             else _on_host(shard.routed_experts[:, list(routed_layers)])
         )
-        self._images = StepImages(files=shard.images, read=read_patches or _sees_nothing)
+        self._images = StepImages(files=shard.images, read=read_patches or _no_patches)
         self._places: dict[int, ShardPlaces] = {}
         """By the model's merge size."""
         self._streams = {name: _on_host(values) for name, values in shard.streams.items()}
@@ -73,8 +73,8 @@ class RankShard:
         return stream in self._streams
 
     def rows_of_teacher(self, number: int, facts: ModelFacts) -> list[Microbatch]:
-        """Return the microbatches of a teacher's own sequences, laid out for its model; their
-        number is that of all microbatches, so that all ranks run equally many passes."""
+        """Return the microbatches of a teacher's own sequences, laid out for its model. There are
+        as many as microbatches in all updates, so that all ranks run equally many passes."""
         owners = np.zeros(len(self.shard.sequence_ids), np.int64)
         if Stream.TEACHER_INDEX in self.shard.streams:
             starts = self.shard.cu_seqlens[:-1]
@@ -109,7 +109,7 @@ class RankShard:
                 facts=facts,
                 device=device,
                 tokens=tokens,
-                rotary=places.rotary(row.source) if places and _turns_by_place(facts) else None,
+                rotary=places.rotary(row.source) if places and _uses_mrope(facts) else None,
                 images=[
                     self.shard.image_spans[i]
                     for i, n in zip(indices, lengths, strict=True)
@@ -154,10 +154,10 @@ class RankShard:
         length = (trained[0] if len(trained) else end - start) - 1
         return self.shard.token_ids[start : start + max(length, 0)]
 
-    def _after(self, row: RowLayout, lengths: Sequence[int]) -> After:
+    def _after(self, row: RowLayout, lengths: Sequence[int]) -> FollowingTokens:
         has_two = row.positions + 2 < torch.tensor([*lengths, 0])[row.sequence]
         places = torch.where(has_two, row.source + 2, 0)
-        return After(
+        return FollowingTokens(
             ids=torch.where(has_two, self._token_ids[places], 0).to(self._mesh.device),
             mask=(self._loss_mask[places] & has_two).to(self._mesh.device),
         )
@@ -169,8 +169,8 @@ class RankShard:
         *,
         microbatches: Sequence[Microbatch] | None = None,
     ) -> None:
-        """Store a stream: [S] or [S, k] for each of `microbatches` (None: of all updates, in
-        order); none if this rank is not on the last stage. Positions of other context-parallel
+        """Store a stream: [S] or [S, k] for each of `microbatches` (None: those of all updates, in
+        order); no values if this rank is not on the last stage. Positions of other context-parallel
         ranks stay 0."""
         whole = torch.zeros(self.num_tokens + 1)
         if values:
@@ -187,8 +187,8 @@ class RankShard:
         whole[source[is_real] + 1] = part.detach().cpu()[is_real].to(whole.dtype)
 
     def take(self, stream: Stream, source: torch.Tensor) -> torch.Tensor:
-        """Return [S] or [S, k] of a stream on the device; padding gets the value of the first
-        token, and is off the mask."""
+        """Return [S] or [S, k] of a stream at the positions `source`, on the device. Padding, which
+        is off the mask, gets the value of the first token."""
         return self._streams[stream][source.clamp(min=-1) + 1].to(self._mesh.device)
 
     def tokens_of(
@@ -239,7 +239,7 @@ class RankShard:
         )
 
     def keep(self, tokens: PackedTokens) -> None:
-        """Store the streams that `complete` has set on `all_tokens`."""
+        """Store the streams that `complete` has added to `all_tokens`."""
         source = torch.cat([microbatch.source for microbatch in self.microbatches])
         for stream, values in tokens.new_streams.items():
             whole = torch.zeros(self.num_tokens + 1)
@@ -258,19 +258,19 @@ class RankShard:
     def gathered(self, stream: Stream) -> list[np.ndarray] | None:
         """Return [N] arrays [n] float32 like `by_sequence`, combined over context-parallel ranks;
         None on ranks that do not report the shard's tokens. Collective."""
-        if not self._mesh.speaks_for_tokens:
+        if not self._mesh.reports_tokens:
             return None
         return self._gathered(self.by_sequence(stream))
 
     def logprobs_before(
         self, first: Sequence[tuple[Microbatch, torch.Tensor]]
     ) -> dict[int, np.ndarray]:
-        """Return the log-probs of `shard.asked` (`Stepped.logprobs`). `first` holds [S] of those
-        microbatches of the first update that have one of them, for a shard without OLD. Waits for
-        the device: call it after the step. Empty on ranks that do not report the shard's tokens.
-        Collective."""
-        wanted = list(self.shard.asked)
-        if not wanted or not self._mesh.speaks_for_tokens:
+        """Return the log-probs of `shard.logprob_ids` (`StepResult.logprobs`). `first` holds [S] of
+        those microbatches of the first update that have one of them, for a shard without OLD. Waits
+        for the device: call it after the step. Empty on ranks that do not report the shard's
+        tokens. Collective."""
+        wanted = list(self.shard.logprob_ids)
+        if not wanted or not self._mesh.reports_tokens:
             return {}
         if Stream.OLD in self:
             sequences = self.by_sequence(Stream.OLD)
@@ -288,7 +288,8 @@ class RankShard:
         return {} if own is None else dict(zip(numbers, own, strict=True))
 
     def _gathered(self, sequences: list[torch.Tensor]) -> list[np.ndarray] | None:
-        """Put together over context-parallel ranks, of which one has them. Collective."""
+        """Return the sequences gathered from context-parallel ranks; None on ranks that do not
+        report the shard's tokens. Collective."""
         if self._mesh.layout.cp > 1:
             whole = torch.cat(sequences).to(self._mesh.device)
             dist.all_reduce(whole, group=self._mesh.cp_group)
@@ -296,18 +297,19 @@ class RankShard:
         return None if self._mesh.cp_rank else [values.numpy() for values in sequences]
 
 
-def _turns_by_place(facts: ModelFacts) -> bool:
-    """Return whether the place of a token in its image turns its keys and queries (M-RoPE)."""
+def _uses_mrope(facts: ModelFacts) -> bool:
+    """Return True if a token's place in its image affects the rotation of its keys and queries
+    (M-RoPE)."""
     return facts.rope is not None and facts.rope.sections is not None
 
 
-def _sees_nothing(_: bytes) -> np.ndarray:
+def _no_patches(_: bytes) -> np.ndarray:
     raise AssertionError("a shard contains images, but the model does not accept images")
 
 
 def _on_host(values: np.ndarray) -> torch.Tensor:
-    """Copy with one row of zeros at the end, so that index 0 exists even in an empty shard. Data
-    from shared memory is read-only, which torch does not know."""
+    """Return a copy with one row of zeros at the end, so that index 0 exists even in an empty
+    shard. Data from shared memory is read-only, which torch does not support."""
     copy = torch.from_numpy(np.zeros((len(values) + 1, *values.shape[1:]), values.dtype))
     copy.numpy()[:-1] = values
     return copy

@@ -37,11 +37,11 @@ class MtpTerm:
 
     weight: float
     num_tokens: float
-    """Number of tokens of its mean, over all ranks."""
+    """Number of tokens over which its mean is taken, over all ranks."""
 
 
 def mtp_terms(own: RankShard, *, weight: float, mesh: Mesh) -> list[MtpTerm | None]:
-    """Return [updates] the terms; None for an update without one. Collective over the ranks that
+    """Return [updates] the terms; None for an update without any. Collective over the ranks that
     hold tokens."""
     if not weight:
         return [None] * len(own.updates)
@@ -56,7 +56,7 @@ def mtp_terms(own: RankShard, *, weight: float, mesh: Mesh) -> list[MtpTerm | No
 
 
 def begin_indexer_losses(own: RankShard, *, mesh: Mesh) -> None:
-    """Give each row its part of the loss of the indexers: every real position has the same share in
+    """Set each row's part of the loss of the indexers: every real position has the same share in
     the mean over an update. Collective over the ranks that hold tokens."""
     real = [[microbatch.source >= 0 for microbatch in update] for update in own.updates]
     counts = torch.tensor([sum(int(row.sum()) for row in rows) for rows in real])
@@ -86,8 +86,8 @@ def end_indexer_losses(own: RankShard, *, num_indexers: int, mesh: Mesh) -> floa
 
 @dataclass(slots=True, kw_only=True)
 class UpdateLoss:
-    """Computes the loss of one update as `Passes.train` calls it, microbatch after microbatch; sums
-    the figures."""
+    """Computes the loss of one update as `Passes.train` calls it, microbatch by microbatch, and
+    sums the figures."""
 
     objective: Objective[Any]
     shard: RankShard
@@ -96,8 +96,8 @@ class UpdateLoss:
     """True to compare the engine's log-probs with the trainer's, before any update of the step."""
     mtp: MtpTerm | None = None
     logprobs: list[tuple[Microbatch, torch.Tensor]] | None = None
-    """[S] log-probs of each microbatch so far with a sequence of `shard.asked`, on the device; None
-    if they are not needed."""
+    """[S] log-probs of each microbatch so far that has a sequence of `shard.logprob_ids`, on the
+    device; None if they are not needed."""
     reports_candidates: bool = False
     """True if `logprobs` are those of the first candidate, if there are any."""
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class UpdateLoss:
         return total + self.mtp.weight * self._mtp_loss(*ahead, self.mtp)
 
     def _mtp_loss(self, logprobs: torch.Tensor, mask: torch.Tensor, term: MtpTerm) -> torch.Tensor:
-        """Return a microbatch's part of the mean over the update. Both arguments: [S]."""
+        """Return a microbatch's contribution to the mean over the update. Both arguments: [S]."""
         loss = -torch.where(mask, logprobs, 0.0).sum() / term.num_tokens
         self.rules[MTP_LOSS] = Reduce.LOSS
         self._add(MTP_LOSS, loss.detach().double())
@@ -224,8 +224,8 @@ class UpdateFigures:
 
 
 def reduce_figures(loss: UpdateLoss, *, grad_norm: float) -> UpdateFigures:
-    """Reduce the figures over the ranks that hold tokens, then send them to the other stages, which
-    do not know what the objective reports. Collective; equal on all ranks."""
+    """Return the figures reduced over the ranks that hold tokens. The other stages receive them, as
+    they do not know what the objective reports. Collective; equal on all ranks."""
     mesh, figures = loss.mesh, [None]
     if mesh.is_last_stage:
         sums, peaks = _all_reduced(loss.sums, mesh), _all_reduced(loss.peaks, mesh, largest=True)

@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milescli.backends.sglang.client.admission import REFILL, Admission, Load
-from milescli.backends.sglang.client.http import RETRY_WAITS_S, Hiccup
+from milescli.backends.sglang.client.http import RETRY_WAITS_S, ConnectionBroken
 
 MAX_BATCH = 32
 """Largest number of requests in one call: each time one of them has output, SGLang checks all that
 are open."""
 ONLY_WHEN_DONE = 2**30
-"""Tokens between two chunks of a response, so many that it is sent as a whole (after its first
-token, where `cpu.streams` is not installed)."""
+"""Tokens between two chunks of a response: so many that it is sent as a whole (after its first
+token, if `cpu.streams` is not installed)."""
 
 MAX_HOMES = 8192
 """Number of conversations whose engine is remembered; older ones may go to any engine."""
 
-LOOK_EVERY_S = 1.0
+LOAD_CHECK_INTERVAL_S = 1.0
 """Seconds between two checks of an engine while requests are held back, or its cache is short."""
 
 Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
@@ -38,11 +38,11 @@ OnPart = Callable[[dict[str, Any]], None]
 MAX_PARTS = 512
 """Largest number of parts of one reply: each holds all tokens so far."""
 Look = Callable[[str], Awaitable[Load | None]]
-"""URL of an engine -> its current load; None if it does not say."""
+"""URL of an engine -> its current load; None if the engine does not report it."""
 
 
-class HeldBack(Exception):
-    """The request was not sent to an engine, and the caller gets it back."""
+class NotSent(Exception):
+    """Returns a request to its caller, because it was not sent to an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,20 +72,24 @@ class _Engine:
     calls: dict[asyncio.Task[None], list[_Request]] = field(default_factory=dict)
 
     @property
-    def room(self) -> int:
+    def num_spare(self) -> int:
         """Return how many more requests the engine may get."""
-        return 0 if self.is_closed else self.admission.room(self.num_open)
+        return 0 if self.is_closed else self.admission.num_spare(self.num_open)
 
 
-async def _blind(_: str) -> None:
+async def _no_load(_: str) -> None:
     """Report no load, for engines whose load is not checked."""
 
 
 class RequestBatcher:
-    """Batches the requests of one turn of the event loop, to which it belongs."""
+    """Batches the requests of one round of the event loop, to which it belongs."""
 
     def __init__(
-        self, streams: Mapping[str, Stream], *, max_running: int | None = None, look: Look = _blind
+        self,
+        streams: Mapping[str, Stream],
+        *,
+        max_running: int | None = None,
+        look: Look = _no_load,
     ) -> None:
         """Send requests over `streams`, one per engine, by its URL. `max_running`: requests that an
         engine can run at once; None: it gets all of them at once."""
@@ -154,11 +158,11 @@ class RequestBatcher:
         self._send_soon()
         return await reply
 
-    def give_back(self) -> int:
-        """Raise HeldBack for all requests that were not sent yet; return their number."""
+    def return_unsent(self) -> int:
+        """Raise NotSent for all requests that were not sent yet; return their number."""
         waiting, self._waiting = self._waiting, []
         waiting = [request for request in waiting if not request.reply.done()]
-        _fail(waiting, HeldBack())
+        _fail(waiting, NotSent())
         return len(waiting)
 
     def pressure(self) -> tuple[int, int]:
@@ -209,17 +213,17 @@ class RequestBatcher:
             engine.admission.num_retractions += num
             if num:
                 self._look_at(engine)
-        if engine.room >= REFILL or not engine.num_open:
+        if engine.num_spare >= REFILL or not engine.num_open:
             self._send_soon()
 
     def _look_at(self, engine: _Engine) -> None:
         if self._max_running is None or time.monotonic() < engine.next_look:
             return
-        engine.next_look = time.monotonic() + LOOK_EVERY_S
+        engine.next_look = time.monotonic() + LOAD_CHECK_INTERVAL_S
 
         async def look() -> None:
             if (load := await self._look(engine.url)) is not None:
-                engine.admission.look(load)
+                engine.admission.adapt(load)
                 self._send_soon()
 
         task = asyncio.ensure_future(look())
@@ -227,11 +231,12 @@ class RequestBatcher:
         task.add_done_callback(self._looks.discard)
 
     def _shares(self, waiting: list[_Request]) -> Iterator[tuple[_Engine, list[_Request]]]:
-        """Choose which engine gets which requests. The next turn of a conversation goes to the
-        engine that caches its beginning, unless that is busier than another by a whole call. The
-        rest goes in equal shares to those with the fewest, as far as they have room; what is left
-        is held back. While every engine is busy, up to `REFILL` requests stay together: samples of
-        one prompt then share its cache. Each share counts as open before the next is requested."""
+        """Choose the requests of each engine. The next turn of a conversation goes to the engine
+        that caches its beginning, unless that has a whole call more than another. The others are
+        distributed in equal shares to the engines with the fewest requests, as far as they can take
+        more; the remaining requests are held back. While every engine is busy, up to `REFILL`
+        requests stay together: samples of one prompt then share its cache. Each share counts as
+        open before the next is chosen."""
         open_ = [engine for engine in self._engines.values() if not engine.is_closed]
         least = min((engine.num_open for engine in open_), default=0)
         at_home, others = defaultdict[str, list[_Request]](list), list[_Request]()
@@ -250,12 +255,12 @@ class RequestBatcher:
         size, start = min(MAX_BATCH, max(share, REFILL if least >= REFILL else 0)), 0
         while start < len(others):
             engine = min(open_, key=lambda engine: engine.num_open, default=None)
-            if engine is not None and not engine.room:  # another may run more
-                engine = max(open_, key=lambda engine: engine.room)
-            if engine is None or not engine.room:
+            if engine is not None and not engine.num_spare:  # another may run more
+                engine = max(open_, key=lambda engine: engine.num_spare)
+            if engine is None or not engine.num_spare:
                 self._waiting = others[start:]
                 return
-            count = min(size, engine.room)
+            count = min(size, engine.num_spare)
             yield engine, others[start : start + count]
             start += count
 
@@ -268,13 +273,13 @@ class RequestBatcher:
 
     async def _call(self, requests: list[_Request], engine: _Engine) -> None:
         """Send the requests until each has its reply or its error. After a broken connection, open
-        ones are sent again; nothing is lost, because equal seeds give equal tokens."""
+        requests are sent again; nothing is lost, because equal seeds give equal tokens."""
         try:
             for wait_s in (*RETRY_WAITS_S, None):
                 left = [request for request in requests if not request.reply.done()]
                 try:
                     return await self._exchange(left, engine)
-                except Hiccup:
+                except ConnectionBroken:
                     if wait_s is None:
                         raise
                     await asyncio.sleep(wait_s)
@@ -297,7 +302,7 @@ class RequestBatcher:
                 elif request.on_part is not None:
                     request.on_part(part)
         if silent := sum(not request.reply.done() for request in requests):
-            raise Hiccup(
+            raise ConnectionBroken(
                 f"an engine ended a reply after {silent} of {len(requests)} responses",
                 why="the stream ended normally without them",
                 fix="read the engine's log",
@@ -311,15 +316,16 @@ def _fail(requests: list[_Request], error: Exception) -> None:
 
 
 def _end_unwanted(call: asyncio.Task[None], requests: list[_Request]) -> None:
-    """Close the connection if a caller has cancelled and no open request is left, so that the
-    engine aborts the rest. If every reply has come, the stream ends by itself."""
+    """Close the connection if a caller has cancelled and no other request is open, so that the
+    engine aborts the rest. If every reply has arrived, the stream ends by itself."""
     replies = [request.reply for request in requests]
     if all(reply.done() for reply in replies) and any(reply.cancelled() for reply in replies):
         call.cancel()
 
 
 def _joined(requests: list[_Request]) -> dict[str, Any]:
-    """Join requests into one body: fields that differ become lists, the others are equal in all."""
+    """Return one body for several requests: fields that differ become lists, the others are equal
+    in all."""
     first = requests[0].body
     named = any("rid" in request.body for request in requests)
     images = [request.body.get("image_data", []) for request in requests]

@@ -1,10 +1,9 @@
-"""The fleet of SGLang engines as the rollout room sees it: a request goes to the engine with the
-fewest requests, an order to every engine.
+"""The fleet of SGLang engines as the rollout package sees it: a request goes to the engine with the
+fewest requests, an order goes to every engine.
 
-Token ids in, token ids out. A pause aborts the requests in flight, and after `resume`, `generate`
+Token ids in, token ids out. A pause aborts the running requests, and after `resume`, `generate`
 keeps their tokens and requests the rest (continue), or requests everything again (abort); or a
-pause waits until nothing is in flight (drain).
-"""
+pause waits until no request is running (drain)."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from milescli.backends.sglang.client.admission import Load
-from milescli.backends.sglang.client.batching import HeldBack, RequestBatcher, Stream
+from milescli.backends.sglang.client.batching import NotSent, RequestBatcher, Stream
 from milescli.backends.sglang.client.http import EngineDied, EngineHttp
 from milescli.backends.sglang.client.reply import PartialResponse, prompt_logprobs, read_reply
 from milescli.core.errors import WaitTimeout
@@ -31,12 +30,12 @@ ORDER_TIMEOUT_S = 120.0
 """Time limit of an order: engines need seconds, on a busy machine more."""
 ABORT_RETRY_S = 0.05
 """Seconds between two aborts: an abort misses a request that is still on its way to the scheduler,
-so it is repeated until nothing is in flight."""
+so it is repeated until no request is running."""
 
 
 class Followers(Protocol):
-    """Defines other clients of a fleet's engines, in processes of their own: whatever the fleet
-    does to its own requests, they do to theirs."""
+    """Defines other clients of a fleet's engines, in separate processes, which do to their requests
+    what the fleet does to its own."""
 
     async def pause(self) -> PublishStats:
         """Pause as `SglangFleet.pause`."""
@@ -50,7 +49,7 @@ class Followers(Protocol):
         ...
 
     async def reopen_some(self, urls: Collection[str]) -> None:
-        """Continue with them as `SglangFleet.reopen_some`."""
+        """Send requests to them again as `SglangFleet.reopen_some`."""
 
     def use(self, engines: Sequence[EngineAddress]) -> None:
         """Use these engines from now on, because one has died or was replaced."""
@@ -87,14 +86,12 @@ class SglangFleet:
         """Create a client of `engines`.
 
         `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
-        `routing_shape` is the model's (layers, topk) if routed experts are recorded. `adapter` is
-        the adapter of every request; None means the model itself. `shares_engines` says that other
-        fleets use the same engines for other adapters, and continue when this one is replaced.
-        `on_update` says what happens to running requests at a pause. `stop_ids` are tokens that end
-        a response, besides those that the engines know. `max_running` are the requests that an
-        engine can run: it is sent few more, and fewer while its cache is full (`admission`); None
-        sends all at once.
-        """
+        `routing_shape`: the model's (layers, topk) if routed experts are recorded. `adapter`: that
+        of every request; None: the model itself. `shares_engines`: other fleets use the same
+        engines for other adapters, and continue when this one is replaced. `on_update`: what
+        happens to running requests at a pause. `stop_ids`: tokens that end a response, besides
+        those that the engines know. `max_running`: requests that an engine can run: it gets few
+        more, and fewer while its cache is full (`admission`); None: it gets all at once."""
         self.http = EngineHttp(engines, caller="the rollout")
         self.followers: Followers | None = None
         """Other processes that ask the same engines; None: there are none."""
@@ -147,8 +144,8 @@ class SglangFleet:
 
     @property
     def _to(self) -> dict[str, str]:
-        """Return fields for every request's body. If the engines are shared, their caches cannot be
-        emptied; the version then keeps what older weights computed apart."""
+        """Return the fields that every request's body contains. If engines are shared, their caches
+        cannot be emptied; the version then separates what older weights computed."""
         fields = {} if self._adapter is None else {"lora_path": self._adapter}
         return {**fields, "extra_key": str(self.version)} if self._shares_engines else fields
 
@@ -158,7 +155,7 @@ class SglangFleet:
         return own + (self.followers.num_waiting(url) if self.followers is not None else 0)
 
     def silent_s(self, url: str) -> float:
-        """Return the seconds since the last sign of life of the engine at this URL."""
+        """Return the seconds since the engine at this URL last responded."""
         own = self.http.silent_s(url)
         return min(own, self.followers.silent_s(url)) if self.followers is not None else own
 
@@ -178,7 +175,7 @@ class SglangFleet:
         response = PartialResponse(request=request, stop_ids=self._stop_ids)
         deadline = time.monotonic() + self._response_timeout_s
         try:
-            while (reason := await self._go_on(response, deadline)) is None:
+            while (reason := await self._request_rest(response, deadline)) is None:
                 if self._on_update == "abort":
                     self._num_discarded += len(response.token_ids)
                     response = PartialResponse(request=request, stop_ids=self._stop_ids)
@@ -187,8 +184,9 @@ class SglangFleet:
             raise
         return response.completion(reason, routing_shape=self._routing_shape)
 
-    async def _go_on(self, response: PartialResponse, deadline: float) -> StopReason | None:
-        """Request the missing part once; None if a pause cut it short. Raises as `generate`."""
+    async def _request_rest(self, response: PartialResponse, deadline: float) -> StopReason | None:
+        """Request the missing part of a response once. Return its stop reason, or None if a pause
+        cut it short. Raises as `generate`."""
         while True:
             async with self._slot(deadline):
                 aborts_before = self._num_aborts
@@ -199,7 +197,7 @@ class SglangFleet:
                     if self._shares_engines:  # they know no version of each adapter
                         reply = reply.all_of(self.version)
                     break
-                except HeldBack:  # there is a pause, and it goes on after it
+                except NotSent:  # there is a pause, and it goes on after it
                     continue
                 except EngineDied as error:
                     self._remove_dead(error)
@@ -212,7 +210,8 @@ class SglangFleet:
         return StopReason.ABORT if self._num_aborts == aborts_before else None
 
     async def _ask(self, response: PartialResponse, *, timeout_s: float) -> dict[str, Any]:
-        """Request the rest of a response, in one call with other requests of the same moment."""
+        """Request the rest of a response, in one call with other requests of the same moment, and
+        return the reply."""
         request = response.request
         told, before = request.on_tokens, [*response.token_ids]
         return await self._batcher.ask(
@@ -249,7 +248,7 @@ class SglangFleet:
 
     def _remove_dead(self, error: EngineDied) -> None:
         """Send the dead engine no more requests: they go to the others, or wait for a replacement.
-        Raises the error if nobody replaces it."""
+        Raises the error if the engine will not be replaced."""
         if self.on_death is None:
             raise error
         self.remove(error)
@@ -279,7 +278,7 @@ class SglangFleet:
             if self._loaded is not None:
                 await self._load_into(engine, self._loaded)
             if not self._shares_engines:
-                await self._ready_one(engine, version)
+                await self._prepare_engine(engine, version)
             self.add(engine)
             if self.followers is not None:
                 self.followers.use(self.http.engines)
@@ -299,12 +298,12 @@ class SglangFleet:
 
     @asynccontextmanager
     async def _slot(self, deadline: float) -> AsyncIterator[None]:
-        """Wait while the fleet is paused, then count as in flight."""
+        """Wait while the fleet is paused, then count as a running request."""
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
                 await self._open.wait()
         except TimeoutError:
-            raise self._not_open() from None
+            raise self._paused_timeout() from None
         self._in_flight += 1
         self._idle.clear()
         try:
@@ -314,7 +313,7 @@ class SglangFleet:
             if self._in_flight == 0:
                 self._idle.set()
 
-    def _not_open(self) -> WaitTimeout:
+    def _paused_timeout(self) -> WaitTimeout:
         bound = format_duration(self._response_timeout_s)
         if self._is_paused:
             return WaitTimeout(
@@ -338,9 +337,9 @@ class SglangFleet:
         return stats
 
     async def stop_requests(self) -> PublishStats:
-        """Send nothing until `reopen`, and wait until no request of this fleet is in flight, as
+        """Send nothing until `reopen`, and wait until no request of this fleet is running, as
         `pause` does. Requests of other fleets to the same engines continue."""
-        num_running, began = self._in_flight - self._batcher.give_back(), time.monotonic()
+        num_running, began = self._in_flight - self._batcher.return_unsent(), time.monotonic()
         self._is_paused = True
         self._set_open()
         followed = self.followers.pause() if self.followers is not None else _no_requests()
@@ -349,7 +348,8 @@ class SglangFleet:
         return self._stats(others, num_running=num_running, began=began)
 
     def _stats(self, others: PublishStats, *, num_running: int, began: float) -> PublishStats:
-        """Return what a pause has cost since `began`, including that of other clients."""
+        """Return the statistics of a pause that began at `began`, including those of other
+        clients."""
         discarded, self._num_discarded = self._num_discarded, 0
         retractions, held = self._batcher.pressure()
         return PublishStats(
@@ -361,7 +361,7 @@ class SglangFleet:
         )
 
     async def _drain(self) -> None:
-        """Wait until all requests in flight have ended by themselves."""
+        """Wait until all running requests have ended by themselves."""
         try:
             async with asyncio.timeout(self._response_timeout_s):
                 await self._idle.wait()
@@ -377,7 +377,7 @@ class SglangFleet:
             ) from None
 
     async def _abort(self) -> None:
-        """Order the engines to abort until nothing is in flight."""
+        """Order the engines to abort until no request is running."""
         self._num_aborts += 1
         deadline = time.monotonic() + self._order_timeout_s
         while self._in_flight:
@@ -414,7 +414,8 @@ class SglangFleet:
         return self._stats(others, num_running=num_running, began=began)
 
     async def _empty(self, urls: frozenset[str]) -> None:
-        """Wait until these engines run nothing; unless `rollout.on_update` is drain, abort it."""
+        """Wait until these engines run nothing; abort their requests, unless `rollout.on_update` is
+        drain."""
         is_drained = self._on_update == "drain"
         bound_s = self._response_timeout_s if is_drained else self._order_timeout_s
         deadline = time.monotonic() + bound_s
@@ -437,7 +438,7 @@ class SglangFleet:
         if self._shares_engines:
             await self._order_all("/continue_generation", {}, urls)
         else:
-            await self._for_all(lambda engine: self._ready_one(engine, version), urls)
+            await self._for_all(lambda engine: self._prepare_engine(engine, version), urls)
         await self.reopen_some(urls)
 
     async def reopen_some(self, urls: Collection[str]) -> None:
@@ -455,7 +456,7 @@ class SglangFleet:
             if self._shares_engines:
                 await self._order_all("/continue_generation", {})
             else:
-                await self._for_all(lambda engine: self._ready_one(engine, version))
+                await self._for_all(lambda engine: self._prepare_engine(engine, version))
             await self.hold(version)
 
     async def hold(self, version: WeightVersion) -> None:
@@ -474,7 +475,7 @@ class SglangFleet:
         """Return True between `pause` and `resume`."""
         return self._is_paused
 
-    async def _ready_one(self, engine: EngineAddress, version: WeightVersion) -> None:
+    async def _prepare_engine(self, engine: EngineAddress, version: WeightVersion) -> None:
         await self._flush(engine)
         body = {"new_version": str(version), "abort_all_requests": False}
         await self._order(engine, "/update_weight_version", body)
@@ -500,7 +501,7 @@ class SglangFleet:
 
     async def sleep(self) -> None:
         """Release weights and KV cache. On a CPU SGLang has no memory saver: the order succeeds and
-        changes nothing."""
+        does nothing."""
         await self._for_all(self._flush)  # SGLang dies of this order while it is not idle
         await self._order_all("/release_memory_occupation", {})
 
@@ -527,8 +528,8 @@ class SglangFleet:
     async def _for_all(
         self, order: Callable[[EngineAddress], Awaitable[None]], urls: Collection[str] | None = None
     ) -> None:
-        """Order all engines, or those at `urls`, at once. Remove an engine that dies of it, or has
-        died before."""
+        """Order all engines, or those at `urls`, at once. Remove engines that die of the order, or
+        have died before."""
         orders = [
             order(engine) for engine in self.http.engines if urls is None or engine.url in urls
         ]

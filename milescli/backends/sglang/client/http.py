@@ -1,6 +1,6 @@
-"""HTTP to engines: every call has a time limit, every failure a name. The fleet in the driver uses
-`EngineHttp`; a trainer rank, whose code is not async, uses `Orders`, the same HTTP on an event loop
-in a thread of its own."""
+"""HTTP to engines: every call has a time limit, and every failure a named error. The fleet in the
+driver uses `EngineHttp`; a trainer rank, whose code is not async, uses `Orders`: the same HTTP on
+an event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from milescli.core.units import format_duration
 RETRY_WAITS_S = (0.1, 0.5, 2.0)
 """Seconds before each retry of a request whose connection broke."""
 HEALTH_TIMEOUT_S = 10.0
-"""An engine that is alive answers /health while it works; a busy machine may take seconds, or
-longer: see `find_dead`."""
+"""Time for an engine to answer /health: a living engine answers while it works, but a busy machine
+may take seconds, or longer: see `find_dead`."""
 _EVENT, _LAST_EVENT = b"data: ", b"data: [DONE]"
 MAX_LINE_BYTES = 2**26
 """Largest streamed object: a response's tokens, log-probs and routing."""
@@ -36,9 +36,9 @@ KEEP_ALIVE_S = 2.0
 """Lifetime of an unused connection. SGLang closes one after 5 s; using it at that moment would lose
 an order, which is not retried."""
 MAX_FILES, OTHER_FILES = 65_536, 512
-"""Most files and sockets that a process may open, and those of them that are not sockets to
-engines. A call carries 8 to 32 requests and lasts as long as the longest of them, so 32 engines
-that run 256 each have some 5,000 calls open."""
+"""Most files and sockets that a process may open, and how many of them are not sockets to engines.
+A call carries 8 to 32 requests and lasts as long as the longest of them, so 32 engines that run 256
+each have some 5,000 calls open."""
 
 
 class EngineRefused(MilesError):
@@ -46,13 +46,13 @@ class EngineRefused(MilesError):
 
 
 class EngineDied(WorkerDied):
-    """Reports which engine does not answer any more."""
+    """Reports which engine no longer answers."""
 
     url: str | None = None
     """URL of the engine; None after the error has crossed to another process."""
 
 
-class Hiccup(WorkerDied):
+class ConnectionBroken(WorkerDied):
     """Reports that a connection broke or a server failed although every engine still answers."""
 
 
@@ -114,13 +114,13 @@ class EngineHttp:
     async def ask(
         self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> dict[str, Any]:
-        """POST to one engine a request that may be repeated: if a connection breaks although the
-        engine answers (a kept-alive socket that closed at the same moment, a full backlog), it is
-        sent again. Raises as `order`."""
+        """POST a request that may be repeated to one engine, and return the reply. If the
+        connection breaks although the engine answers (a kept-alive socket that closed at the same
+        moment, a full backlog), it is sent again. Raises as `order`."""
         for wait_s in RETRY_WAITS_S:
             try:
                 return await self.order(engine, path, body, timeout_s=timeout_s)
-            except Hiccup:
+            except ConnectionBroken:
                 await asyncio.sleep(wait_s)
         return await self.order(engine, path, body, timeout_s=timeout_s)
 
@@ -144,8 +144,8 @@ class EngineHttp:
     async def order(
         self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> dict[str, Any]:
-        """POST to one engine. Raises EngineRefused, EngineDied, WaitTimeout, and Hiccup if the
-        connection broke and the engine still answers."""
+        """POST to one engine, and return the reply. Raises EngineRefused, EngineDied, WaitTimeout,
+        and ConnectionBroken if the connection broke and the engine still answers."""
         call = _Call(engine=engine, path=path, timeout_s=timeout_s)
         async with self._open(call, body) as response:
             reply = _as_object(await self._check(call, response))
@@ -156,8 +156,8 @@ class EngineHttp:
     async def _open(
         self, call: _Call, body: dict[str, Any]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Provide the response to a POST before it is read; failures while it is read get a name,
-        too."""
+        """Yield the response to a POST before its content is read. Turns failures, also of reading,
+        into named errors."""
         try:
             async with (
                 asyncio.timeout(call.timeout_s) as bound,
@@ -173,7 +173,7 @@ class EngineHttp:
             raise await self._broken(call, detail) from error
 
     async def _check(self, call: _Call, response: aiohttp.ClientResponse) -> str:
-        """Return the text of a response that is well."""
+        """Return the text of a successful response; raise the error of any other."""
         text = await response.text()
         if response.status >= 500:
             raise await self._broken(call, f"HTTP {response.status}: {text[:2000]}")
@@ -198,7 +198,7 @@ class EngineHttp:
 
     async def _broken(self, call: _Call, detail: str) -> MilesError:
         within_s = max(call.timeout_s, HEALTH_TIMEOUT_S)
-        return await self.find_dead([call.engine], detail, within_s=within_s) or Hiccup(
+        return await self.find_dead([call.engine], detail, within_s=within_s) or ConnectionBroken(
             f"{call.engine.name} failed at {call.url}",
             why=f"{detail}; the engine still responds",
             fix="read the engine's log",
@@ -211,13 +211,12 @@ class EngineHttp:
         *,
         within_s: float = HEALTH_TIMEOUT_S,
     ) -> EngineDied | None:
-        """Return the error for the first of the engines that is known to be dead, or None. `detail`
-        says why the caller asks.
+        """Return the error for the first of the engines that is known to be dead, or None.
+        `detail`: why the caller asks.
 
         A dead engine refuses /health at once. A busy one may answer late, within at most
-        `within_s`. The watcher of its processes (`runtime.recovery`) distinguishes it from one that
-        hangs, and ends that one, which then refuses too.
-        """
+        `within_s`. The watcher of its processes (`runtime.recovery`) distinguishes a busy engine
+        from one that hangs, and ends the latter, which then refuses too."""
         engine_of = {
             asyncio.ensure_future(self.is_alive(engine, within_s=within_s)): engine
             for engine in engines
@@ -235,7 +234,7 @@ class EngineHttp:
         return None
 
     async def loads(self, engine: EngineAddress) -> list[dict[str, Any]]:
-        """Return what each data-parallel rank of an engine does now; nothing where it does not say
+        """Return the load of each data-parallel rank of an engine; empty if it does not report it
         in time."""
         try:
             async with (
@@ -335,7 +334,7 @@ class Orders:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def finish(self, replies: list[Reply]) -> list[dict[str, Any]]:
-        """Return the replies; raise the first failure at once, since a dead engine can block the
+        """Return the replies. Raises the first failure at once, since a dead engine can block the
         others. Each order has its own bound."""
         done, _ = wait(replies, return_when=FIRST_EXCEPTION)
         for reply in replies:
@@ -344,8 +343,8 @@ class Orders:
         return [reply.result() for reply in replies]
 
     def _first_cause(self, error: BaseException) -> BaseException:
-        """Return the first cause: an engine that says that it lost a peer is not the one that died;
-        that one refuses within moments."""
+        """Return the error of the engine that died: an engine that reports the loss of a peer is
+        not the one, which refuses requests within moments."""
         if not isinstance(error, EngineRefused) or not sounds_like_lost_peer(error.why):
             return error
         deadline = time.monotonic() + GRACE_S

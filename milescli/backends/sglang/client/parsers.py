@@ -1,6 +1,6 @@
-"""SGLang's parsers of reasoning and tool calls. `SglangReplies` asks them for a session; the work
-is done by `parse_there` in a process of its own, which is bounded as the user's code is: SGLang
-takes seconds to import, and no driver waits for that. The parsers' names are read from SGLang's
+"""SGLang's parsers of reasoning and tool calls. `SglangReplies` calls them for a session;
+`parse_in_process` does the work in a separate process, which is bounded as the user's code is:
+SGLang takes seconds to import, for which no driver waits. The parsers' names are read from SGLang's
 source, so that a wrong name is refused before anything starts."""
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class ReplyForm:
     """Special tokens."""
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the special tokens, which are all that SGLang's detection needs of a tokenizer."""
+        """Return the special tokens, the only part of a tokenizer that SGLang's detection needs."""
         return dict.fromkeys(self.special_texts, 0)
 
 
-async def parse_there(
+async def parse_in_process(
     form: ReplyForm,
     text: str,
     prompt_end: str,
@@ -99,7 +99,7 @@ def _parsers(form: ReplyForm) -> tuple[str | None, str | None]:
         elif name in known:
             chosen.append(name)
         else:
-            raise no_parser(name, key=key, known=known)
+            raise unknown_parser_error(name, key=key, known=known)
     return chosen[0], chosen[1]
 
 
@@ -112,8 +112,8 @@ def _make_importable() -> None:
 
 
 def _reasoning(name: str, text: str, prompt_end: str) -> tuple[str | None, str]:
-    """Return (reasoning, the rest). A template may have opened the reasoning already, in the
-    prompt."""
+    """Return (reasoning, the rest of the response). A template may have opened the reasoning
+    already, in the prompt."""
     from sglang.srt.parser.reasoning_parser import ReasoningParser
 
     opening = getattr(ReasoningParser(name).detector, "think_start_token", None)
@@ -176,7 +176,7 @@ class SglangReplies:
         self._form = form
         self._num_ended, self._has_replied = 0, False
         """Number of processes that ended, or did not reply; whether the current one ever has."""
-        self.process = process or AsyncWorker(f"{__name__}:parse_there")
+        self.process = process or AsyncWorker(f"{__name__}:parse_in_process")
 
     async def parse(
         self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
@@ -187,7 +187,8 @@ class SglangReplies:
         return await self._call(arguments) or await self._call(arguments, is_last=True)
 
     async def _call(self, arguments: tuple[Any, ...], *, is_last: bool = False) -> Any:
-        """Return the parsed response; None where the process fails, unless it is the last try."""
+        """Return the parsed response; None if the process fails, unless it is the last try, which
+        raises."""
         num_ended = self._num_ended
         bound_s = PARSE_TIMEOUT_S if self._has_replied else START_TIMEOUT_S
         try:
@@ -213,7 +214,7 @@ class SglangReplies:
 
 
 async def _nothing(*arguments: object) -> None:
-    """Answer nothing: the parsers ask for nothing."""
+    """Return None: the parsers request nothing."""
 
 
 AUTO, NONE = "auto", "none"
@@ -228,14 +229,14 @@ def check_parsers(rollout: Rollout) -> None:
     """Raise RecipeError if `rollout.tool_parser` or `rollout.reasoning_parser` names no parser."""
     for key in _TABLES:
         name = getattr(rollout, key)
-        known = names_of(key) if name not in (AUTO, NONE) else ()
+        known = parser_names(key) if name not in (AUTO, NONE) else ()
         if known and name not in known:
-            raise no_parser(name, key=key, known=known)
+            raise unknown_parser_error(name, key=key, known=known)
 
 
-def names_of(key: str) -> list[str]:
-    """Return the names of SGLang's parsers; empty if SGLang has moved them, and reports unknown
-    names itself."""
+def parser_names(key: str) -> list[str]:
+    """Return the names of SGLang's parsers; empty if SGLang has moved them, in which case it
+    reports unknown names itself."""
     file, table = _TABLES[key]
     spec = find_spec("sglang")
     roots = spec.submodule_search_locations if spec is not None else None
@@ -251,8 +252,8 @@ def names_of(key: str) -> list[str]:
     return []
 
 
-def no_parser(name: str, *, key: str, known: Iterable[str]) -> RecipeError:
-    """Return the error for a name that SGLang does not have."""
+def unknown_parser_error(name: str, *, key: str, known: Iterable[str]) -> RecipeError:
+    """Return the error for the name of a parser that SGLang does not have."""
     names = sorted(known)
     return RecipeError(
         f"SGLang has no parser `{name}`",

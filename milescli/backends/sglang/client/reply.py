@@ -73,7 +73,7 @@ def read_reply(raw: dict[str, Any]) -> Reply:
 
 def _spans(meta: dict[str, Any], num_tokens: int) -> list[VersionSpan]:
     """Return the engine's record of which weights sampled which token; one span for all tokens if
-    it kept none."""
+    it has none."""
     if num_tokens == 0:
         return []
     recorded = meta.get("weight_versions") or [
@@ -110,7 +110,7 @@ class PartialResponse:
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     spans: list[VersionSpan] = field(default_factory=list)
     routed_experts: bytes = b""
-    """Rows that follow those that the caller knows."""
+    """Rows after those that the caller already has."""
     routed_rows: int = field(init=False)
     """Number of prompt and response tokens whose experts are known: the caller's, then those of
     `routed_experts`."""
@@ -122,8 +122,8 @@ class PartialResponse:
     @property
     def body(self) -> dict[str, Any]:
         """Return the body of the next /generate: its prompt is everything so far, its limit the
-        rest of the budget. The sampler hashes seed and position, so equal weights give the tokens
-        of an uninterrupted run."""
+        remaining budget. The sampler hashes seed and position, so equal weights give the tokens of
+        an uninterrupted run."""
         wanted = self.request
         sampling: dict[str, Any] = {
             "max_new_tokens": wanted.max_new_tokens - len(self.token_ids),
@@ -153,9 +153,9 @@ class PartialResponse:
         }
 
     def extend(self, reply: Reply) -> None:
-        """Append a reply. Known routing rows are not requested again: they belong to the weights
-        that sampled. Raises MismatchError if the engine counts other numbers of image tokens than
-        the trainer."""
+        """Append a reply. Routing rows that are known are not requested again: they belong to the
+        weights that sampled. Raises MismatchError if engine and trainer count different numbers of
+        image tokens."""
         offset = len(self.token_ids)
         if self.request.images and reply.token_ids:
             self._require_same_prompt(reply.num_prompt_tokens)

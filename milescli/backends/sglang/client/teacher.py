@@ -1,4 +1,4 @@
-"""Queries teachers behind SGLang servers that somebody else started."""
+"""Queries teachers on SGLang servers that are not part of the run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from milescli.rollout.endpoint import Endpoint
 KEY = "train.distill.teachers"
 SECTION = "train.distill.server"
 MAX_REPLY_BYTES = 256 * 1024**2
-"""Largest reply for one trajectory: about 30 bytes for each of a token's likeliest ones."""
+"""Largest reply for one trajectory: about 30 bytes for each of a token's most likely tokens."""
 NUM_COMPARED = 512
-"""Tokens, spread over the vocabulary, that both must write as the same text."""
+"""Tokens, spread over the vocabulary, whose text must be equal in both tokenizers."""
 NUM_SHOWN = 3
 
 
@@ -49,11 +49,11 @@ class SglangTeacher:
             max_reply_bytes=MAX_REPLY_BYTES,
         )
 
-    async def say(
+    async def score(
         self, token_ids: Sequence[int], images: Sequence[tuple[ImageSpan, bytes]] = ()
     ) -> TeacherTokens:
         """Return the teacher's log-probs of each token, from one prefill at temperature 1; those of
-        tokens of images mean nothing. `images`: where they stand, and their PNG. Raises
+        image tokens have no meaning. `images`: their positions, and their PNG files. Raises
         EndpointError."""
         shown = {"image_data": image_data(images)} if images else {}
         sent = collapsed(token_ids, [span for span, _ in images])
@@ -72,19 +72,19 @@ class SglangTeacher:
             raise self._unreadable(reply, error) from None
         return TeacherTokens(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk)
 
-    async def say_all(self, rows: Sequence[Trajectory]) -> list[TeacherTokens]:
+    async def score_all(self, rows: Sequence[Trajectory]) -> list[TeacherTokens]:
         """Return the teacher's log-probs of each sequence. Raises EndpointError."""
-        said = []
+        scores = []
         for row in rows:
             png = {image.sha256: image.png for image in row.images}
             images = [(span, png[span.sha256]) for span in row.image_spans]
-            said.append(self.say(row.token_ids, images))
-        return await all_or_first_error(said)
+            scores.append(self.score(row.token_ids, images))
+        return await all_or_first_error(scores)
 
     async def require_same_tokens(self, tokenizer: ChatTokenizer, *, num_tokens: int) -> None:
         """Compare the teacher's tokenizer with the policy's, whose model knows `num_tokens`. Raises
         RecipeError if one of NUM_COMPARED tokens differs; EndpointError if the teacher does not
-        answer, as for a token that it does not know."""
+        answer, e.g. for a token that it does not know."""
         # of a vocabulary's last token SGLang writes the text of its first
         known = min(num_tokens - 1, len(tokenizer.inner))
         spread = range(0, known, -(-known // NUM_COMPARED))
@@ -110,17 +110,17 @@ class SglangTeacher:
             )
 
     async def model(self) -> str:
-        """Return the name of the served model; equal names are assumed to mean equal weights."""
+        """Return the name of the served model; equal names are taken as equal weights."""
         reply = await self._server.get("/get_model_info")
         return str(reply.get("model_path") if isinstance(reply, dict) else reply)
 
-    async def _read(self, token_ids: Sequence[int], **wishes: Any) -> Any:
+    async def _read(self, token_ids: Sequence[int], **options: Any) -> Any:
         body = {
             "input_ids": list(token_ids),
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
             "return_logprob": True,
             "logprob_start_len": 0,
-            **wishes,
+            **options,
         }
         async with self._free:
             return await self._server.post(body, "/generate")
@@ -144,9 +144,8 @@ class ServedTeachers:
         self._by_source = teachers_by_source(settings)
 
     async def meet(self, tokenizer: ChatTokenizer, num_tokens: int) -> list[str]:
-        """Check the tokenizer of every teacher against the policy's, whose model knows
-        `num_tokens`, and return the address and model of each. Raises RecipeError or
-        EndpointError."""
+        """Compare the tokenizer of every teacher with the policy's, whose model knows `num_tokens`.
+        Return the address and model of each. Raises RecipeError or EndpointError."""
         for teacher in self.teachers:
             await teacher.require_same_tokens(tokenizer, num_tokens=num_tokens)
         return await self.models()
@@ -161,15 +160,15 @@ class ServedTeachers:
         number = self._by_source.get(prompt.source, 0)
         teacher, hint = self.teachers[number], self._hints[number]
         if hint is not None:
-            answers = await self._said_with(hint, teacher, prompt, trajectories)
+            answers = await self._score_with_hint(hint, teacher, prompt, trajectories)
         else:
             shown = [replace(line, images=(*prompt.images, *line.images)) for line in trajectories]
-            answers = await teacher.say_all(shown)
+            answers = await teacher.score_all(shown)
         return [
             replace(line, teacher=words) for line, words in zip(trajectories, answers, strict=True)
         ]
 
-    async def _said_with(
+    async def _score_with_hint(
         self,
         hint: str,
         teacher: SglangTeacher,
@@ -179,22 +178,22 @@ class ServedTeachers:
         """Return the teacher's log-probs of responses to the prompt with the hint: on-policy
         self-distillation if the teacher is the initial policy. The prompt's own tokens get none."""
         assert self._tokenizer is not None, "hints are tokenised"
-        told = hinted(prompt, hint, self._tokenizer)
+        told = with_hint(prompt, hint, self._tokenizer)
         known = len(prompt.token_ids)
         assert all(line.token_ids[:known].tolist() == prompt.token_ids for line in trajectories)
         rows = [
             replace(line, token_ids=array("i", told) + line.token_ids[known:])
             for line in trajectories
         ]
-        return [_moved(words, len(told), known) for words in await teacher.say_all(rows)]
+        return [_replace_prompt(words, len(told), known) for words in await teacher.score_all(rows)]
 
 
 _FIELD = re.compile(r"\{(label|demonstration)\}")
 
 
-def hinted(prompt: Prompt, hint: str, tokenizer: ChatTokenizer) -> list[int]:
-    """Return the tokens of a prompt whose last user message ends with the hint. Raises DataError
-    for a prompt that cannot have one."""
+def with_hint(prompt: Prompt, hint: str, tokenizer: ChatTokenizer) -> list[int]:
+    """Return the tokens of the prompt with the hint at the end of its last user message. Raises
+    DataError for a prompt to which none can be added."""
 
     def value_of(named: re.Match[str]) -> str:
         value = getattr(prompt, named[1])
@@ -223,8 +222,9 @@ def hinted(prompt: Prompt, hint: str, tokenizer: ChatTokenizer) -> list[int]:
     return tokenizer.encode_text(tokenizer.render(messages, tools=prompt.tools))
 
 
-def _moved(words: TeacherTokens, told: int, known: int) -> TeacherTokens:
-    """The same of a sequence whose first `told` tokens are replaced by `known` others."""
+def _replace_prompt(words: TeacherTokens, told: int, known: int) -> TeacherTokens:
+    """Return the predictions for a sequence whose first `told` tokens are replaced by `known`
+    others."""
 
     def moved(data: bytes, each: int) -> bytes:
         return bytes(known * each) + data[told * each :]

@@ -1,5 +1,5 @@
 """Stand-ins for packages that SGLang, or what it imports, imports at its start and never calls for
-a text model on a CPU. Every name below a stand-in can be imported; a call raises."""
+a text model on a CPU. Every name within a stand-in can be imported; a call raises."""
 
 import sys
 from importlib.abc import Loader, MetaPathFinder
@@ -9,7 +9,7 @@ VERSION = "0.0.0+miles.cpu.stub"
 
 
 class _Missing:
-    """Stands in for anything imported: has every attribute, and does nothing."""
+    """Stands in for any imported object: has every attribute; calling it raises."""
 
     def __init__(self, name):
         self.__name__ = name

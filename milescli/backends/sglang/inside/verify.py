@@ -28,7 +28,7 @@ import torch
 from milescli.backends.sglang.inside.adapter import adapter_tensors, before_replacing
 from milescli.backends.sglang.inside.quantised import NEVER_SENT
 from milescli.backends.sglang.inside.shards import ignored_tensors
-from milescli.platform.allocation import give_back_freed_memory
+from milescli.platform.allocation import release_freed_memory
 
 VERIFY_FORMAT = "miles_verify"
 """`load_format` of the two orders; their payload is [(order, None)]."""
@@ -182,7 +182,7 @@ def _end_on_all_ranks(
     group = get_tp_group()
     findings: list[Any] = [None] * group.world_size
     own = end(weights, is_mtp=is_mtp), ignored_tensors()
-    give_back_freed_memory()  # else an engine on a CPU keeps as much as its weights, for good
+    release_freed_memory()  # else an engine on a CPU keeps as much as its weights, for good
     torch.distributed.all_gather_object(findings, own, group=group.cpu_group)
     for rank, (finding, _) in enumerate(findings):
         if finding is not None:

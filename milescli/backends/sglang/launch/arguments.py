@@ -1,6 +1,6 @@
-"""Checks `engines.extra` with SGLang's own parser, in a separate process, before a device is taken:
-refuses arguments that SGLang does not know, or that miles sets already. Called by code that
-composes a run; `python -m` is that process."""
+"""Checks `engines.extra` with SGLang's own parser, in a separate process, before a device is used:
+refuses arguments that SGLang does not know, or that miles sets. Called by code that composes a run;
+`python -m` is that process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from milescli.core.files import parse_json
 
 TIMEOUT_S = 180.0
 """Time to import SGLang and parse its arguments; 6 s on two cores."""
-KEYS = {
+RECIPE_KEYS = {
     "attention_backend": "engines.attention_backend",
     "context_length": "rollout.max_response_tokens",
     "disable_cuda_graph": "engines.cuda_graphs",
@@ -36,16 +36,17 @@ KEYS = {
     "random_seed": "run.seed",
     "tp_size": "engines.tp",
 }
-"""SGLang's name -> the recipe's key that decides it."""
-OURS = {"config", "api_key", "admin_api_key", "enable_deterministic_inference", *KEYS}
-"""Refused even where miles leaves them to SGLang: what a file or another key would decide unseen,
-secrets that would stand in a process list, and what the recipe has a key for."""
-FREE = {"decode_log_interval", "log_level", "log_level_http", "sampling_backend"}
+"""SGLang's name of an argument -> the recipe's key that sets it."""
+REFUSED = {"config", "api_key", "admin_api_key", "enable_deterministic_inference", *RECIPE_KEYS}
+"""Arguments that are refused although miles does not set them: those that let a file or another key
+decide unseen, secrets that would be visible in a process list, and those for which the recipe has a
+key."""
+OVERRIDABLE = {"decode_log_interval", "log_level", "log_level_http", "sampling_backend"}
 """Arguments that miles sets, but users may change."""
 
 
 def check_extra(spec: EngineSpec) -> None:
-    """Raise RecipeError if `spec.extra_args` are not SGLang's, or not the user's to set;
+    """Raise RecipeError if `spec.extra_args` are not SGLang's, or if users may not set them;
     MachineError if SGLang's parser is not available."""
     if not spec.extra_args:
         return
@@ -77,13 +78,13 @@ def check_extra(spec: EngineSpec) -> None:
             fix="python -m sglang.launch_server --help   # lists its arguments, each with its `--`",
         )
     for name, value in reply["given"].items():
-        if name in OURS or (name in reply["ours"] and name not in FREE):
+        if name in REFUSED or (name in reply["ours"] and name not in OVERRIDABLE):
             raise _refusal(name, value)
 
 
 def _refusal(name: str, value: str) -> RecipeError:
     flag = f"--{name.replace('_', '-')}"
-    if key := KEYS.get(name):
+    if key := RECIPE_KEYS.get(name):
         return RecipeError(
             f"`engines.extra` sets `{flag}`, but `{key}` controls it",
             why="the plan and the checks before the first step use the recipe's key",
@@ -98,8 +99,8 @@ def _refusal(name: str, value: str) -> RecipeError:
 
 
 def read_arguments(ours: Sequence[str], extra: Sequence[str]) -> dict[str, object]:
-    """Return SGLang's names of what each of the two argument lists sets, with the values of
-    `extra`; or the parser's complaint about `extra`."""
+    """Return the arguments that each of the two lists sets, by SGLang's names, with the values of
+    `extra`; or the parser's error message about `extra`."""
     from sglang.srt.server_args import ServerArgs
 
     parser = argparse.ArgumentParser(prog="sglang")

@@ -42,14 +42,14 @@ from milescli.plan.on_cpu import PREFILL_TOKENS
 from milescli.platform.environment import KERNEL_CACHES, NUM_KERNELS, SPIN_COUNT
 
 CPU_PATH = Path(__file__).parents[1] / "cpu_path"
-"""Import stubs on the path of the engine's processes alone."""
+"""Folder of import stubs on the path of the engine's processes alone."""
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 RECORDING_KERNELS = {"moe-runner-backend": "triton"}
-"""On an accelerator; others (triton_kernel, flashinfer_trtllm, ...) choose experts inside, and tell
-nobody."""
+"""MoE kernels on an accelerator that can record the chosen experts; others (triton_kernel,
+flashinfer_trtllm, ...) choose experts internally, and report nothing."""
 CPU_TOKENS_LIMIT = 262_144
-"""Cache slots that an engine on a CPU takes at most when nobody says how many: 256 requests of 1024
-tokens. The cache is taken from main memory at the start."""
+"""Most cache slots of an engine on a CPU unless their number is set: 256 requests of 1024 tokens.
+The cache is allocated in main memory at the start."""
 CPU_ARGUMENTS: dict[str, object] = {
     "device": "cpu",
     "attention-backend": "torch_native",
@@ -140,8 +140,8 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
 
 
 def _tokenizer_arguments(spec: EngineSpec, arguments: dict[str, object]) -> list[str]:
-    """Add the tokenizer to the arguments, and of a model that sees images how they are read: as the
-    trainer does, where torchvision would resize them otherwise. Return the switches."""
+    """Add the tokenizer to the arguments. For a model that sees images also set how they are read:
+    as the trainer does, where torchvision would resize them in another way. Return the switches."""
     family = CPU_FAMILIES.get(str(read_config(spec.model_dir)["model_type"]))
     sees_images = family is not None and family.sees_images
     tokenizer_dir = spec.tokenizer_dir or (spec.model_dir if sees_images else None)
@@ -175,8 +175,8 @@ def _of_nodes(spec: EngineSpec) -> dict[str, object]:
 
 
 def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
-    """Return the arguments of adapters, with room for the model without any adapter, which nobody
-    asks for."""
+    """Return the arguments of adapters, with a slot for the model without any adapter, which no
+    request uses."""
     paths = [f"{name}={spec.adapter_dir}" for name in spec.adapter_names]
     return {
         "lora-paths": paths,
@@ -186,9 +186,9 @@ def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
 
 
 def _attention_backend(spec: EngineSpec) -> str | None:
-    """Return the attention backend; None: SGLang chooses by the device's architecture. Not on ROCm,
-    where it would take CUDA's `fa3` for deterministic inference, and refuses AITER there; nor where
-    `fa3` is left out of the kernels, nor for Gemma 3 with images."""
+    """Return the attention backend; None: SGLang chooses by the device's architecture. Sets none on
+    ROCm, where deterministic inference would use CUDA's `fa3` and refuse AITER; nor if the kernels
+    lack `fa3`, nor for Gemma 3 with images."""
     if spec.attention_backend is not None:
         return spec.attention_backend
     # alone it lets the tokens of an image of Gemma 3 see each other
@@ -198,8 +198,8 @@ def _attention_backend(spec: EngineSpec) -> str | None:
 
 
 def engine_environment(spec: EngineSpec) -> dict[str, str]:
-    """Return the whole environment of the engine: ours, inherited (including MILES_RUN_TOKEN), and
-    what the device needs."""
+    """Return the whole environment of the engine: the inherited one (including MILES_RUN_TOKEN),
+    ours, and what the device needs."""
     return without_secrets(os.environ) | own_environment(spec)
 
 
@@ -243,7 +243,8 @@ def own_environment(
 
 
 def without_device() -> dict[str, str]:
-    """Return what SGLang needs to be imported where there is no device, or none is to be used."""
+    """Return the variables with which SGLang can be imported if there is no device, or none is to
+    be used."""
     python_path = [str(CPU_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "SGLANG_USE_CPU_ENGINE": "1",
@@ -253,9 +254,9 @@ def without_device() -> dict[str, str]:
 
 
 def _cpu_environment(spec: EngineSpec, family: CpuFamily, *, quantised: bool) -> dict[str, str]:
-    """Threads that soon sleep while they wait: the HTTP server, the scheduler and the trainer share
-    the cores; but they wait for the next product awake. No torch.compile: its first calls would
-    build C++ in the middle of a rollout."""
+    """Return the variables of an engine on a CPU. Waiting threads sleep soon, since the HTTP
+    server, the scheduler and the trainer share the cores, but stay awake between two matrix
+    products. torch.compile is off: its first calls would build C++ in the middle of a rollout."""
     threads = str(spec.cpu_threads)
     env = without_device() | {
         "OMP_NUM_THREADS": threads,
@@ -292,16 +293,16 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily, *, quantised: bool) ->
 
 
 def _other_model_modules(needed: set[str]) -> list[str]:
-    """Modules of SGLang's model zoo that this engine does not need; it imports all 200 otherwise,
-    which takes seconds."""
+    """Return the modules of SGLang's model zoo that this engine does not need. Otherwise it would
+    import all 200, which takes seconds."""
     return sorted(
         path.stem for path in model_zoo().glob("*.py") if path.stem not in {*needed, "__init__"}
     )
 
 
 def _core_shares(tp: int) -> list[str]:
-    """Return [tp] comma-separated cores for each engine rank, dealt in turn; SGLang asks for them
-    where ranks outnumber NUMA nodes."""
+    """Return [tp] comma-separated cores for each engine rank, distributed in turn; SGLang requires
+    them if there are more ranks than NUMA nodes."""
     cores = sorted(os.sched_getaffinity(0))
     return [
         ",".join(str(core) for core in cores[rank % len(cores) :: tp] or cores[:1])
@@ -310,8 +311,8 @@ def _core_shares(tp: int) -> list[str]:
 
 
 def _visible_devices(spec: EngineSpec) -> dict[str, str]:
-    """Not tried on a device. On ROCm torch reads HIP_ and CUDA_VISIBLE_DEVICES; both are set, so
-    that they cannot differ."""
+    """Return the variables that select devices. Not tested on a device. On ROCm torch reads HIP_
+    and CUDA_VISIBLE_DEVICES; both are set, so that they cannot differ."""
     devices = ",".join(spec.visible_devices)
     if spec.device_kind == "rocm":
         return {"HIP_VISIBLE_DEVICES": devices, "CUDA_VISIBLE_DEVICES": devices}

@@ -1,5 +1,5 @@
-"""Which build of SGLang's CUDA kernels belongs to the torch that is installed: each is compiled for
-one. From the packages' metadata and docker/pins.env; loads nothing. Called by `server` and by
+"""Finds the build of SGLang's CUDA kernels that belongs to the installed torch: each is compiled
+for one. From the packages' metadata and docker/pins.env; loads nothing. Called by `server` and by
 doctor."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Kernels:
 
 
 def kernels(version_of: Callable[[str], str] = importlib.metadata.version) -> Kernels:
-    """Return the kernels of this environment."""
+    """Return the installed kernels of this environment."""
     torch = _version("torch", version_of)
     tested = None
     if torch is not None:
@@ -53,7 +53,7 @@ def has_flash_attention() -> bool:
 
 def kernel_environment() -> dict[str, str]:
     """Return variables for an engine on CUDA: kernels that were tested with an older torch are
-    older than SGLang requires."""
+    older than SGLang accepts without them."""
     return {SKIP_CHECK: "1"} if kernels().fit else {}
 
 

@@ -1,8 +1,7 @@
-"""Manages the API key of a run: engines refuse every request without it, except health checks.
+"""Manages the API key of a run: engines refuse every request without it, except for health checks.
 
-It travels in the environment of a process, never in its arguments; and SGLang, which writes its own
-arguments into its log and into /server_info, does not have it among them.
-"""
+It is passed in the environment of a process, never in its arguments, since SGLang writes its own
+arguments into its log and into /server_info."""
 
 from __future__ import annotations
 
@@ -22,15 +21,15 @@ _changed: str | None = None
 
 
 def change_key(api_key: str) -> None:
-    """Ask for another key than the one that was installed: that of the run whose engine this
-    process became after a fork."""
+    """Replace the key of this process: after a fork, by that of the run whose engine the process
+    became."""
     global _changed
     _changed = api_key
 
 
-def take() -> str | None:
-    """Remove and return the key of this process. Children do not inherit it afterwards, and no
-    report of the environment shows it."""
+def take_key() -> str | None:
+    """Remove the key from this process's environment and return it. Children do not inherit it
+    afterwards, and no report of the environment shows it."""
     return os.environ.pop(KEY_VARIABLE, None)
 
 

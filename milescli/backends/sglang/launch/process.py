@@ -1,5 +1,5 @@
-"""A child process of ours: own process group, output in a file, bounded waits. Knows no engine;
-used by `server.py`."""
+"""Manages a child process: own process group, output in a file, bounded waits. Independent of
+engines; used by `server.py`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None) -> int:
-    """Return the status of a GET. Raises OSError if nobody answers."""
+    """Return the status of a GET. Raises OSError if there is no answer."""
     try:
         with DIRECT.open(
             urllib.request.Request(url, headers=headers or {}), timeout=timeout_s
@@ -73,14 +73,14 @@ class ProcessLook:
     stopped: str | None = None
     """Which of them the system suspends, and why."""
     cpu_s: float = 0.0
-    """Processor time of those that compute, so far."""
+    """Processor time so far of those that compute."""
 
 
 class ManagedProcess:
     """Starts one command, watches it, and stops it with everything that it started."""
 
     stop_signal = signal.SIGTERM
-    """Signal that asks it to end in order."""
+    """Signal that orders the process to end properly."""
 
     def __init__(
         self, *, name: str, command: list[str], env: dict[str, str], log_path: Path, url: str
@@ -126,7 +126,7 @@ class ManagedProcess:
         return ProcessLook(ended=self.ended(), stopped=self._stopped(), cpu_s=cpu_s)
 
     def _computing_pids(self) -> list[int]:
-        """Return which of its processes do its work."""
+        """Return the ids of the processes that do its work."""
         return [self.pid] if self.pid is not None else []
 
     def _stopped(self) -> str | None:
@@ -135,9 +135,9 @@ class ManagedProcess:
         return f"its process {self._process.pid} is stopped (SIGSTOP)" if is_stopped else None
 
     def start(self) -> None:
-        """Start it in its own session, so that a Ctrl-C in the terminal reaches only us. Returns at
-        once. Unblocks SIGINT, which a Ray actor blocks and a child inherits, so that the process
-        can be asked to end."""
+        """Start it in its own session, so that Ctrl-C in the terminal reaches only us. Return at
+        once. Unblocks SIGINT, which a Ray actor blocks and a child would inherit, so that the
+        process can be ended by it."""
         assert self._process is None, f"{self.name} was started already"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log_begins = self.log_path.stat().st_size if self.log_path.exists() else 0
@@ -162,8 +162,8 @@ class ManagedProcess:
             )
 
     def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
-        """Wait until it answers; returns the seconds from start. Raises WorkerDied as soon as it
-        has ended (WorkerKilled if nothing in it was wrong), WaitTimeout at the bound."""
+        """Wait until it answers; return the seconds since its start. Raises WorkerDied as soon as
+        it has ended (WorkerKilled if it was not at fault), WaitTimeout at the bound."""
         deadline = time.monotonic() + timeout_s
         while True:
             if (how := self._ended_in_start()) is not None:
@@ -192,7 +192,7 @@ class ManagedProcess:
             return False
 
     def _ended_in_start(self) -> str | None:
-        """Same as `ended`, while it is not ready."""
+        """Describe how it ended before it was ready; None while it runs."""
         return self.ended()
 
     def _was_killed(self) -> bool:
@@ -204,7 +204,7 @@ class ManagedProcess:
         return last_log_lines(self.log_path, since=self._log_begins)
 
     def death(self, when: str) -> WorkerDied:
-        """Return the error that reports its end, with its last log lines."""
+        """Return the error for its end, with its last log lines."""
         return WorkerDied(
             f"{self.name} ended {when}",
             why=f"its log ends:\n{self.last_words()}",
@@ -212,8 +212,8 @@ class ManagedProcess:
         )
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Send `stop_signal` to the leader, which ends its children, then KILL to the rest of the
-        group after `timeout_s`. Idempotent. Removes its temporary files."""
+        """Send `stop_signal` to the leader, which ends its children, then SIGKILL to the rest of
+        the group after `timeout_s`. Idempotent. Removes its temporary files."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -249,8 +249,8 @@ class ManagedProcess:
 
 
 def end_group_of_run(group: int) -> None:
-    """Kill a process group of this run, whose leader may be gone. Returns when nothing is left of
-    it, or after `END_TIMEOUT_S`. Spares groups of other runs, since ids are reused."""
+    """Kill a process group of this run, whose leader may have ended. Returns when the group is
+    empty, or after `END_TIMEOUT_S`. Spares groups of other runs, since ids are reused."""
     token = os.environ.get(TOKEN_VARIABLE)
     deadline = time.monotonic() + END_TIMEOUT_S
     while token and time.monotonic() < deadline:

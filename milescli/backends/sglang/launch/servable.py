@@ -1,4 +1,4 @@
-"""Decides which models SGLang serves: on a CPU those that were compared with transformers,
+"""Decides which models SGLang can serve: on a CPU those that were compared with transformers,
 elsewhere those whose architecture it has. Reads facts, config.json and the names in SGLang's files;
 imports nothing of SGLang."""
 
@@ -25,7 +25,7 @@ class CpuFamily:
     architecture: str
     """Architecture's name if config.json has none; SGLang needs one."""
     pieces: tuple[str, ...] = ()
-    """Modules of `cpu/` that it needs beside those that every engine has."""
+    """Modules of `cpu/` that it needs besides those that every engine has."""
     arguments: tuple[str, ...] = ()
     """Arguments of `sglang.launch_server` on a CPU."""
     output_layer: Literal["any", "own", "tied"] = "any"
@@ -156,8 +156,9 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
         dense="nowhere",
     ),
 }
-"""model_type -> how. Each was compared with transformers in float32: log-probs of prompts and
-responses, before and after new weights were sent (tests/backends/sglang/test_families.py)."""
+"""model_type -> how it is served on a CPU. Each was compared with transformers in float32:
+log-probs of prompts and responses, before and after new weights were sent
+(tests/backends/sglang/test_families.py)."""
 
 
 _WITHOUT_CPU = {
@@ -290,8 +291,8 @@ _UNRECORDED = {
     "config.json calls `top_k_experts`",
     "nemotron_h": _NO_LAYER,
 }
-"""Families with experts of whose choices SGLang keeps no record, and why. Read in its source; an
-engine of Hunyuan 3 or MiniMax-M2 that was asked for one died of it."""
+"""Families with experts whose choices SGLang does not record, and why. Read in its source; an
+engine of Hunyuan 3 or MiniMax-M2 that was asked for a record died."""
 
 
 def fault_of_record(facts: ModelFacts) -> str | None:
@@ -302,7 +303,7 @@ def fault_of_record(facts: ModelFacts) -> str | None:
 
 
 def fault_of_images(facts: ModelFacts, *, is_exact: bool) -> str | None:
-    """Return why no engine shows images to the model; None if no fault is known."""
+    """Return why no engine can show images to the model; None if no fault is known."""
     if is_exact and facts.vision is not None and facts.vision.tower == "siglip":
         return (
             "`train.on_policy=exact` sums each query over what stands before it, and tokens of an "
@@ -323,14 +324,14 @@ _SILENT: dict[str, dict[str, object]] = {
     "hy_v3": {"route_norm": True, "qk_norm": True},
     "minimax_m2": {"scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True},
 }
-"""Fields that SGLang wants, that the families' releases have, and that transformers does not write:
-there they are constants."""
+"""Fields that SGLang requires, and that releases of the families contain, but that transformers
+does not write, as they are constants there."""
 
 
 def _hybrid_fields(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields that SGLang reads and transformers does not write: it has full attention in
-    every n-th layer where transformers lists the layers, and reads a head's rotated share in the
-    old place of config.json alone."""
+    """Return the fields that SGLang reads and transformers does not write: SGLang expects full
+    attention in every n-th layer, where transformers lists the layers, and reads a head's rotated
+    share only in its old place in config.json."""
     fields: dict[str, object] = {}
     mixers, rope = config.get("layer_types"), config.get("rope_parameters")
     if isinstance(mixers, list):
@@ -353,10 +354,11 @@ ADAPTER_FAMILIES = (
     "qwen3",
     "qwen3_moe",
 )
-"""Served with a LoRA adapter on a CPU, and compared with the merged model."""
+"""Families that are served with a LoRA adapter on a CPU, and were compared with the merged
+model."""
 _ADAPTER_UNIT = 32
-"""SGLang pads the inner sizes of MLPs to a multiple of it on a CPU, and an adapter's matrices are
-not padded."""
+"""On a CPU SGLang pads the inner sizes of MLPs to a multiple of this, but not an adapter's
+matrices."""
 
 
 def fault_of_adapter(facts: ModelFacts) -> str | None:

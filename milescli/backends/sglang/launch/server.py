@@ -1,5 +1,5 @@
-"""Starts and stops real SGLang engines, as child processes. Knows neither Ray nor the fleet: a Ray
-actor, a test or a bench holds an EngineServer."""
+"""Starts and stops real SGLang engines, as child processes. Independent of Ray and of the fleet: a
+Ray actor, a test or a benchmark owns an EngineServer."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ _FAILED_PART = re.compile("sigquit", re.IGNORECASE)
 """Line of the log if one of them had an error of its own."""
 
 QUEUES = Path("/dev/shm")
-"""Where an engine of several ranks has a queue between them, named by the first one."""
+"""Folder in which an engine of several ranks has a queue between them, named after the first
+rank."""
 
 
 class EngineServer(ManagedProcess):
     """Runs one SGLang engine: HTTP server, scheduler ranks and detokenizer in one process group."""
 
     stop_signal = signal.SIGINT
-    """On TERM SGLang waits 5 s for requests to drain, even where there is none."""
+    """On SIGTERM SGLang waits 5 s for requests to end, even if there is none."""
 
     def __init__(self, spec: EngineSpec) -> None:
         """Prepare the process without starting it. Raises RecipeError or MachineError if the model
@@ -80,13 +81,13 @@ class EngineServer(ManagedProcess):
         )
 
     def start(self) -> None:
-        """Start the process after removing what its predecessor left."""
+        """Start the process, after removing what its predecessor left."""
         if self.spec.ends_group:
             end_group_of_run(self.spec.ends_group)
         super().start()
 
     def _spawn(self, env: dict[str, str]) -> Child:
-        """Fork the engine from the warm process, where there is one that fits."""
+        """Fork the engine from the warm process, if there is one that fits; else start it."""
         if self.spec.warm is None:
             return super()._spawn(env)
         wanted = own_environment(self.spec) | {"TMPDIR": env["TMPDIR"]}
@@ -137,8 +138,8 @@ class EngineServer(ManagedProcess):
                 queue.unlink(missing_ok=True)
 
     def _ended_in_start(self) -> str | None:
-        """Return how the engine ended while it started. Its log says when a process of it is
-        killed, after which it may go on for a minute."""
+        """Return how the engine ended while it started. Its log reports if a process of it was
+        killed, after which it may continue for a minute."""
         if (how := self.ended()) is not None or time.monotonic() < self._log_read_at + LOG_EVERY_S:
             return how
         self._log_read_at = time.monotonic()
@@ -212,7 +213,7 @@ STOP_TIMEOUT_S = 20.0
 
 
 class Recorder:
-    """Records with py-spy where an engine's scheduler spends its time, from outside. Reports
+    """Records with py-spy, from outside, where an engine's scheduler spends its time. Reports
     errors, and never raises after its start."""
 
     def __init__(self, pid: int, file: Path) -> None:
@@ -239,7 +240,7 @@ class Recorder:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def stop(self) -> str | None:
-        """End the recording and write it. Returns the reason if there is nothing."""
+        """End the recording and write it. Return the reason if there is no result."""
         self._process.send_signal(signal.SIGINT)
         try:
             _, stderr = self._process.communicate(timeout=STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""One engine as plain data, and whether SGLang can serve its model here."""
+"""One engine as plain data, and checks whether SGLang can serve its model here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EngineSpec:
 
     model_dir: Path
     tokenizer_dir: Path | None
-    """None: the engine has no tokenizer, starts sooner, and refuses stop strings."""
+    """None: the engine has no tokenizer, which lets it start sooner, and refuses stop strings."""
     device_kind: Literal["cpu", "cuda", "rocm"]
     precision: Literal["bf16", "fp32"]
     port: int
@@ -39,19 +39,19 @@ class EngineSpec:
     """Name in errors."""
     tp: int = 1
     ep: int = 1
-    """Groups of the tp devices that share out the experts."""
+    """Number of groups of the tp devices among which the experts are divided."""
     attention_dp: int = 1
-    """Groups of the tp devices that share out the requests."""
+    """Number of groups of the tp devices among which the requests are divided."""
     host: str = "127.0.0.1"
     """Address of its node, the only one that it listens on. Beyond loopback it needs a key."""
     api_key: str | None = field(default=None, repr=False)
     """Key that every request must carry (`key.py`); the same for all engines of a run."""
     num_nodes: int = 1
-    """Machines that share out its tp ranks; each has an EngineServer, and the one of node 0
-    answers."""
+    """Number of machines among which its tp ranks are divided; each has an EngineServer, and that
+    of node 0 answers."""
     node_rank: int = 0
     init_address: str | None = None
-    """`host:port` on node 0 where the ranks meet, where there are several nodes; with
+    """`host:port` on node 0 where the ranks find each other, if there are several nodes; with
     `attention_dp`, also the six ports after it."""
     max_running_requests: int = 256
     max_total_tokens: int | None = None
@@ -62,25 +62,26 @@ class EngineSpec:
     cpu_threads: int = 1
     seed: int = 0
     deterministic: bool = True
-    """True if a request's seed counts, and a token does not depend on its batch."""
+    """True if a request's seed is used, and a token does not depend on its batch."""
     exact: bool = False
-    """On a CPU: its log-probs have the bits of the trainer's (`train.on_policy: exact`)."""
+    """On a CPU: True if its log-probs have the bits of the trainer's (`train.on_policy: exact`)."""
     input_format: Quantised | None = None
     """On a CPU: the format in which the trainer rounds the inputs of quantised layers; None: it
     does not."""
     prefix_cache: bool | None = None
-    """Reuse what was computed of a prompt; None: SGLang does on accelerators, not on a CPU."""
+    """True to reuse what was computed for a common prefix; None: on accelerators, not on a CPU."""
     keeps_features: bool = False
-    """Keep what a vision tower says of images, which no flush empties: right only where new weights
-    leave the tower and its projector as they are."""
+    """True to cache a vision tower's features of images, which no flush empties: only correct if
+    new weights leave the tower and its projector unchanged."""
     return_routed_experts: bool = False
     speculation: Speculation | None = None
-    """None: one token a pass."""
+    """None: each pass yields one token."""
     adapter_dir: Path | None = None
-    """PEFT folder of the adapter that it begins with, and of which the trainer sends others of the
-    same shape; None: it serves the model itself, and is sent all weights."""
+    """PEFT folder of the engine's first adapter, after which the trainer sends others of the same
+    shape; None: it serves the model itself, and receives all weights."""
     adapter_names: tuple[str, ...] = (SOLE_ADAPTER,)
-    """Names by which requests select it, or one of several that all start as it is."""
+    """Names by which requests select the adapter, or one of several that are all initially
+    equal."""
     visible_devices: tuple[str, ...] = ()
     """Devices of this engine, as the vendor's variable names them; empty: inherited."""
     extra_env: dict[str, str] = field(default_factory=dict)
@@ -95,11 +96,11 @@ class EngineSpec:
     cuda_graphs: bool = True
     """True if an accelerator uses CUDA graphs."""
     ends_group: int = 0
-    """Process group of the engine in whose place it comes, of which nothing may be left when it
-    starts: that holds its device. 0: there is none."""
+    """Process group of the engine that this one replaces, which must be gone when this one starts,
+    as it holds the device. 0: there is none."""
     extra_args: tuple[str, ...] = ()
-    """Further arguments of `sglang.launch_server`, last, so that they win; `arguments` says which
-    are refused."""
+    """Further arguments of `sglang.launch_server`, last, so that they take precedence; `arguments`
+    says which are refused."""
 
     @property
     def url(self) -> str:
@@ -114,8 +115,8 @@ DEQUANTISE = (
 
 
 def check_servable(spec: EngineSpec) -> str:
-    """Return the model's `model_type`. Raises if the folder is no model, or if the model is not
-    served correctly on this device."""
+    """Return the model's `model_type`. Raises an error if the folder is not one of a model, or if
+    the model is not served correctly on this device."""
     config, on_cpu = read_config(spec.model_dir), spec.device_kind == "cpu"
     model_type = str(config["model_type"])
     if model_type not in CPU_FAMILIES:
@@ -169,8 +170,8 @@ def _not_on_cpu(family: str, *, why: str) -> MachineError:
 
 
 def check_speculates(spec: EngineSpec) -> None:
-    """Raise if the engine cannot speculate as it is configured; see `check_speculation` for the
-    errors."""
+    """Raise an error if the engine cannot speculate as it is configured; see
+    `check_speculation`."""
     if spec.speculation is not None:
         check_speculation(
             spec.speculation,

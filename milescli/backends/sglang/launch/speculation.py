@@ -1,6 +1,5 @@
-"""How an engine guesses tokens ahead (speculative decoding): SGLang's flags for it, and what SGLang
-cannot serve rightly in that way. Plain data and pure functions; `cpu.drafts` is what it takes on a
-CPU."""
+"""Speculative decoding of an engine: SGLang's flags for it, and the cases that SGLang cannot serve
+correctly. Plain data and pure functions; `cpu.drafts` is what it needs on a CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ MTP_MODULES = {
     "qwen3_5_text": "qwen3_5_mtp",
     "qwen3_next": "qwen3_next_mtp",
 }
-"""Module of SGLang's model zoo -> the one with its MTP layer: those that were tried on a CPU."""
+"""Module of SGLang's model zoo -> the module with its MTP layer, for those that were tested on a
+CPU."""
 NO_DRAFTS = (
     "deepseek_v3",
     "deepseek_v32",
@@ -42,7 +42,7 @@ NO_DRAFTS = (
     "qwen3_moe",
     "qwen3_next",
 )
-"""Model types of which SGLang 0.5.20 takes a draft model for its MTP layer alone."""
+"""Model types for which SGLang 0.5.20 uses a draft model only as their MTP layer."""
 PIECE = "drafts"
 """Module of `cpu/` for engines that speculate."""
 STATES = "states"
@@ -52,17 +52,17 @@ OFF = "--set rollout.speculative.kind=none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Describes how engines speculate: with what, and how far."""
+    """Describes with what, and how far, engines speculate."""
 
     kind: Literal["ngram", "draft", "mtp"]
     """ngram: what followed the same tokens before; draft: a smaller model; mtp: the model's own
     multi-token-prediction layer."""
     num_guesses: int
-    """Tokens that are guessed before the model looks at them all at once."""
+    """Number of tokens that are guessed before the model checks them all at once."""
     draft_dir: Path | None = None
     """draft: the Hugging Face folder of the smaller model."""
     ngram_breadth: int = 1
-    """ngram: most ways to go on behind one token."""
+    """ngram: most continuations after one token."""
     ngram_length: int = 18
     """ngram: tokens of the longest n-gram."""
 
@@ -128,9 +128,9 @@ def check_speculation(
     draft_config: Mapping[str, object] | None,
     records_experts: bool = False,
 ) -> None:
-    """Raise if engines of this kind cannot speculate in this way for this model, or would sample
-    differently. `config` is the model's, `draft_config` the draft model's; `records_experts` says
-    that they also record their chosen experts."""
+    """Raise an error if engines of this kind cannot speculate in this way for this model, or would
+    sample differently. `config`: of the model; `draft_config`: of the draft model;
+    `records_experts`: the engines also record the chosen experts."""
     model_type = str(config["model_type"])
     if device_kind == "rocm":
         raise MachineError(

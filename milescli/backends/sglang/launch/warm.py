@@ -1,9 +1,8 @@
-"""A process that has imported SGLang before an engine is wanted, and from which engines are forked:
-an engine on a CPU then starts in a second. Both ends of it: `WarmProcess` for the driver that
-starts it, `fork_engine` for whoever wants an engine. `warm_process` is what runs in it.
+"""A process that imports SGLang before an engine is needed, and from which engines are forked: an
+engine on a CPU then starts in a second. Both ends of it: `WarmProcess` for the driver that starts
+it, `fork_engine` for the code that needs an engine. `warm_process` is what runs in it.
 
-Where there is none, where it has ended, or where it does not fit, engines are started from scratch.
-"""
+If there is none, if it has ended, or if it does not fit, engines are started from scratch."""
 
 from __future__ import annotations
 
@@ -26,18 +25,18 @@ FORK_TIMEOUT_S = 120.0
 """Time for the warm process to finish its imports and fork. After that an engine starts from
 scratch."""
 STOPPED_S = 5.0
-"""Seconds that it may be stopped (SIGSTOP) while a caller waits for an engine."""
+"""Seconds for which it may be stopped (SIGSTOP) while a caller waits for an engine."""
 LOOK_EVERY_S = 0.5
-LENT_VARIABLE = "MILES_WARM_ENGINES"
-"""Names the socket of a warm process that several runs share: the trials of a sweep."""
+SHARED_VARIABLE = "MILES_WARM_ENGINES"
+"""Variable with the socket of a warm process that several runs share: the trials of a sweep."""
 UNKNOWN_CODE = 255
-"""Exit code of an engine whose warm process, which alone could have learnt it, was killed before
-it."""
+"""Exit code of an engine whose warm process was killed first: only that process could have known
+the real one."""
 
 
 class WarmProcess:
-    """Runs a process with the imports of an engine done. The driver of a run starts it on its main
-    thread; it ends with that thread, even by SIGKILL."""
+    """Runs a process that has imported what an engine needs. The driver of a run starts it on its
+    main thread; it ends with that thread, even by SIGKILL."""
 
     def __init__(self) -> None:
         """Create it without starting it."""
@@ -64,9 +63,9 @@ class WarmProcess:
         its_end.close()
 
     def listen(self, folder: Path) -> Path:
-        """Listen for requests for engines, in a folder that is ours alone; returns the path of a
-        socket. A request before the end of the imports waits for it, and fails at once if the
-        process ends instead."""
+        """Listen for requests for engines, in a private folder; return the path of a socket. A
+        request before the end of the imports waits for it, and fails at once if the process ends
+        instead."""
         assert self._pipe is not None, "listen before start"
         path = folder / "warm"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -80,7 +79,7 @@ class WarmProcess:
         return path
 
     def stop(self) -> None:
-        """End it at once; its engines live on. Idempotent."""
+        """End it at once; its engines continue. Idempotent."""
         if self._process is not None and self._pipe is not None:
             self._process.kill()
             self._process.wait()
@@ -88,47 +87,48 @@ class WarmProcess:
             self._process = self._pipe = None
 
     def lend(self, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-        """Listen for requests of several runs; returns the environment variable that names this
-        process to them. `environment`: variables that the engines of such a run must have."""
+        """Listen for requests of several runs; return the environment variable by which they find
+        this process. `environment`: variables that the engines of such a run must have."""
         path = self.listen(folder)
         _wants_file(path).write_text(json.dumps(dict(environment)), encoding="utf-8")
-        return {LENT_VARIABLE: str(path)}
+        return {SHARED_VARIABLE: str(path)}
 
 
-class LentWarmProcess:
-    """A warm process that belongs to somebody else, such as a sweep, and outlives this run."""
+class SharedWarmProcess:
+    """Represents a warm process that belongs to another program, such as a sweep, and outlives this
+    run."""
 
     def __init__(self, path: Path) -> None:
         """`path`: of its socket."""
         self._path = path
 
     def listen(self, folder: Path) -> Path:
-        """Return the path of its socket, where it listens already."""
+        """Return the path of its socket, on which it already listens."""
         return self._path
 
     def stop(self) -> None:
         """Do nothing: other runs need it."""
 
 
-def lent(environment: Mapping[str, str]) -> LentWarmProcess | None:
-    """Return the warm process that this run may share, if its engines have the same variables.
-    `environment`: variables of this run's engines."""
-    if not (path := os.environ.get(LENT_VARIABLE)):
+def shared_warm_process(environment: Mapping[str, str]) -> SharedWarmProcess | None:
+    """Return the warm process that this run may share, if its engines have the same variables; else
+    None. `environment`: variables of this run's engines."""
+    if not (path := os.environ.get(SHARED_VARIABLE)):
         return None
     try:
         theirs = json.loads(_wants_file(Path(path)).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # its sweep has ended
         return None
-    return LentWarmProcess(Path(path)) if theirs == dict(environment) else None
+    return SharedWarmProcess(Path(path)) if theirs == dict(environment) else None
 
 
 class NotForked(Exception):
-    """Reports why the warm process gave no engine."""
+    """Reports why the warm process forked no engine."""
 
 
 class ForkedEngine:
-    """Controls a process that is a child of the warm process, not of ours, with the interface of
-    `subprocess.Popen`."""
+    """Controls a process that is a child of the warm process, not of this one, with the interface
+    of `subprocess.Popen`."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         """Control process `pid`; `connection` delivers its exit code."""
@@ -185,8 +185,8 @@ class ForkedEngine:
 def fork_engine(
     address: Path, *, arguments: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> ForkedEngine:
-    """Fork an engine with these arguments of `sglang.launch_server`. `environment` is what it needs
-    beyond what the warm process inherited. Raises NotForked."""
+    """Fork an engine with these arguments of `sglang.launch_server`. `environment`: variables
+    beyond those that the warm process inherited. Raises NotForked."""
     request = {
         "arguments": list(arguments),
         "environment": dict(environment),
@@ -210,8 +210,9 @@ def fork_engine(
 
 
 def _wait_for_reply(connection: socket.socket, address: Path) -> None:
-    """Raises TimeoutError; ConnectionError where the system holds the warm process, which is ended:
-    let go, it would fork an engine that nobody wants any more."""
+    """Wait for the warm process's reply. Raises TimeoutError; ConnectionError if the system has
+    stopped the warm process, which is then ended: resumed, it would fork an engine that nobody
+    needs."""
     deadline, stopped_s = time.monotonic() + FORK_TIMEOUT_S, 0.0
     with contextlib.suppress(FileNotFoundError):
         pid = int(_pid_file(address).read_text(encoding="utf-8"))

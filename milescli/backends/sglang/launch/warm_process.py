@@ -2,10 +2,9 @@
 Run as `python -m` by `warm`, in the environment of an engine; it opens no device, starts no thread,
 and ends with the process that started it.
 
-Standard input is a socket that brings the one to listen on; its end is the end of this process.
-One engine for each connection: a line of JSON asks for it, one answers with its pid or with why
-there is none, and a last one says how it ended.
-"""
+Standard input is a socket over which it receives the socket to listen on; when it closes, this
+process ends. Each connection is for one engine: a line of JSON requests it, one answers with its
+pid or the reason why there is none, and a last one says how it ended."""
 
 from __future__ import annotations
 
@@ -25,9 +24,9 @@ import traceback
 from pathlib import Path
 
 from milescli.backends.sglang.launch.key import KEY_VARIABLE, change_key
-from milescli.core.imports import without_garbage_search
+from milescli.core.imports import without_gc
 from milescli.core.run_processes import TOKEN_VARIABLE
-from milescli.platform.no_compiler import compile_nothing
+from milescli.platform.no_compiler import disable_compiler
 from milescli.workers.guard import end_with_parent
 
 BEFORE_PLUGINS = (
@@ -45,8 +44,7 @@ AFTER_PLUGINS = (
 """What it imports afterwards, in its own process or in those that it forks."""
 ENGINE_MODULE = "sglang.launch_server"
 PER_ENGINE = ("TMPDIR", KEY_VARIABLE, TOKEN_VARIABLE)
-"""Variables that differ between engines, and that nobody reads while these modules are
-imported."""
+"""Variables that differ between engines, and that are not read while these modules are imported."""
 LARGEST_REQUEST = 1 << 20
 REAP_TIMEOUT_S = 2.0
 """Longest that an engine waits at its end for its children, which were sent SIGKILL."""
@@ -68,8 +66,8 @@ def import_all() -> None:
     """Import everything in the order of an engine: our plug-in must precede SGLang's HTTP server.
     Freezes the imported objects, so that the garbage collector neither searches nor copies them in
     any engine."""
-    with without_garbage_search():
-        compile_nothing()  # engines on a CPU are told to (TORCH_COMPILE_DISABLE)
+    with without_gc():
+        disable_compiler()  # engines on a CPU are told to (TORCH_COMPILE_DISABLE)
         for name in BEFORE_PLUGINS:
             importlib.import_module(name)
         sys.modules["sglang.srt.plugins"].load_plugins()
@@ -78,7 +76,7 @@ def import_all() -> None:
 
 
 class _Server:
-    """Listens for requests, and holds the connections of living engines."""
+    """Listens for requests, and holds the connections of running engines."""
 
     def __init__(
         self, listener: socket.socket, driver: socket.socket, environment: dict[str, str]
@@ -121,16 +119,16 @@ class _Server:
     def _answer(self, connection: socket.socket, received: bytes) -> None:
         request = json.loads(received)
         if refusal := self._refusal(request["environment"]):
-            _say(connection, {"refused": refusal})
+            _send(connection, {"refused": refusal})
             connection.close()
             return
         became, becoming = os.pipe()
         pid = os.fork()
         if pid == 0:
             self.forked = True
-            self._forget_everything(connection)
+            self._reset_in_child(connection)
             os.close(became)
-            become(request)
+            apply_request(request)
             os.close(becoming)
             return
         os.close(becoming)
@@ -142,15 +140,16 @@ class _Server:
         def reap() -> None:
             self.selector.unregister(ended)
             os.close(ended)
-            _say(connection, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
+            _send(connection, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
             connection.close()
 
         self.selector.register(ended, selectors.EVENT_READ, reap)
-        if not _say(connection, {"pid": pid}):  # nobody would ever stop it
+        if not _send(connection, {"pid": pid}):  # nobody would ever stop it
             os.kill(pid, signal.SIGKILL)
 
     def _refusal(self, wanted: dict[str, str]) -> str | None:
-        """Return why no engine with these variables can come of this process; None: it can."""
+        """Return why no engine with these variables can be forked from this process; None if it
+        can."""
         unlike = [
             name
             for name, value in wanted.items()
@@ -165,8 +164,8 @@ class _Server:
             return f"it has {threads} threads, and cannot be forked"
         return None
 
-    def _forget_everything(self, connection: socket.socket) -> None:
-        """Forget the duties of the warm process in an engine that it forked."""
+    def _reset_in_child(self, connection: socket.socket) -> None:
+        """Drop the state of the warm process in an engine that it forked."""
         for key in list(self.selector.get_map().values()):
             if isinstance(key.fileobj, int):
                 os.close(key.fileobj)
@@ -176,8 +175,9 @@ class _Server:
         self.selector.close()
 
 
-def become(request: dict) -> None:
-    """Set up a process as `exec` does: session, descriptors, signals, environment and arguments."""
+def apply_request(request: dict) -> None:
+    """Set up a process as `exec` does: session, file descriptors, signals, environment and
+    arguments."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # an engine is stopped by it; a run in the background of a shell begins with it ignored
@@ -200,7 +200,7 @@ def become(request: dict) -> None:
 
 def _show_token(token: str) -> None:
     """Overwrite the token, which has the same length (`_refusal`), in the memory that
-    /proc/PID/environ reads: by it a run finds its engines, also those that another run's process
+    /proc/PID/environ shows: by it a run finds its engines, also those that another run's process
     forked."""
     start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
     before, mark, _ = ctypes.string_at(start, end - start).partition(f"{TOKEN_VARIABLE}=".encode())
@@ -220,19 +220,19 @@ def run_engine() -> None:
             print(end.code, file=sys.stderr)
     except KeyboardInterrupt:
         traceback.print_exc()
-        _leave()
+        _exit_process()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:  # an engine's last words
         traceback.print_exc()
         code = 1
-    _leave()
+    _exit_process()
     os._exit(code)
 
 
-def _leave() -> None:
-    """Last words are written, and the children that SGLang has killed do not wait for an init that
-    may be slow to reap them."""
+def _exit_process() -> None:
+    """Write the last output, and exit without waiting for an init that may be slow to reap the
+    children that SGLang has killed."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     deadline = time.monotonic() + REAP_TIMEOUT_S
@@ -242,8 +242,8 @@ def _leave() -> None:
                 time.sleep(0.01)
 
 
-def _say(connection: socket.socket, message: dict) -> bool:
-    """Send a message; return False if nobody listens any more."""
+def _send(connection: socket.socket, message: dict) -> bool:
+    """Send a message; return False if the connection is closed."""
     try:
         connection.sendall(json.dumps(message).encode() + b"\n")
     except OSError:

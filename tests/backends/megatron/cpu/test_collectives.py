@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from milescli.backends.megatron.cpu.collectives import COPIES, skip_alone
+from milescli.backends.megatron.cpu.collectives import COPIES, skip_for_single_rank
 
 ALONE, AMONG_OTHERS = object(), object()
 
@@ -25,19 +25,19 @@ def refuse(first, second=None, op=None, group=None, async_op=False) -> None:
 @pytest.mark.parametrize("options", [{}, {"group": ALONE}, {"group": ALONE, "async_op": False}])
 def test_alone_the_input_is_copied(name: str, options: dict[str, object]) -> None:
     output = torch.zeros(3)
-    assert skip_alone(refuse, COPIES[name])(output, torch.arange(3.0), **options) is None
+    assert skip_for_single_rank(refuse, COPIES[name])(output, torch.arange(3.0), **options) is None
     assert output.tolist() == [0, 1, 2]
 
 
 def test_alone_the_input_is_the_first_of_what_is_gathered() -> None:
     outputs = [torch.zeros(3)]
-    skip_alone(refuse, COPIES["all_gather"])(outputs, torch.arange(3.0), group=ALONE)
+    skip_for_single_rank(refuse, COPIES["all_gather"])(outputs, torch.arange(3.0), group=ALONE)
     assert outputs[0].tolist() == [0, 1, 2]
 
 
 def test_names_and_places_of_arguments_do_not_matter() -> None:
     output = torch.zeros(3)
-    collect = skip_alone(refuse, COPIES["reduce_scatter_tensor"])
+    collect = skip_for_single_rank(refuse, COPIES["reduce_scatter_tensor"])
     collect(output, torch.ones(3), None, ALONE)
     collect(first=output[:1], second=torch.zeros(1), group=ALONE)
     assert output.tolist() == [0, 1, 1]
@@ -45,21 +45,21 @@ def test_names_and_places_of_arguments_do_not_matter() -> None:
 
 def test_alone_objects_are_gathered_and_scattered_as_tensors() -> None:
     outputs, output = [torch.zeros(3)], torch.zeros(3)
-    skip_alone(refuse, COPIES["gather"])(torch.arange(3.0), second=outputs, group=ALONE)
-    skip_alone(refuse, COPIES["scatter"])(output, second=[torch.ones(3)], group=ALONE)
+    skip_for_single_rank(refuse, COPIES["gather"])(torch.arange(3.0), second=outputs, group=ALONE)
+    skip_for_single_rank(refuse, COPIES["scatter"])(output, second=[torch.ones(3)], group=ALONE)
     assert (outputs[0].tolist(), output.tolist()) == ([0, 1, 2], [1, 1, 1])
 
 
 def test_alone_what_is_summed_or_sent_stays_as_it_is() -> None:
     tensor = torch.arange(3.0)
-    skip_alone(refuse, COPIES["all_reduce"])(tensor, op=dist.ReduceOp.MAX)
-    skip_alone(refuse, COPIES["broadcast"])(tensor, 0, group=ALONE)
+    skip_for_single_rank(refuse, COPIES["all_reduce"])(tensor, op=dist.ReduceOp.MAX)
+    skip_for_single_rank(refuse, COPIES["broadcast"])(tensor, 0, group=ALONE)
     assert tensor.tolist() == [0, 1, 2]
 
 
 def test_memory_that_is_the_output_already_is_not_copied() -> None:
     whole = torch.arange(4.0)
-    skip_alone(refuse, COPIES["reduce_scatter_tensor"])(whole[:4], whole, group=ALONE)
+    skip_for_single_rank(refuse, COPIES["reduce_scatter_tensor"])(whole[:4], whole, group=ALONE)
     assert whole.tolist() == [0, 1, 2, 3]
 
 
@@ -76,7 +76,7 @@ def test_others_are_called_as_they_were(arguments: tuple, options: dict[str, obj
     def note(first, second, op=None, group=None, async_op=False) -> object:
         return first, second, op, group, async_op
 
-    collect = skip_alone(note, COPIES["reduce_scatter_tensor"])
+    collect = skip_for_single_rank(note, COPIES["reduce_scatter_tensor"])
     assert collect(*arguments, **options) == note(*arguments, **options)
 
 

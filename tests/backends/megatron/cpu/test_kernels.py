@@ -15,7 +15,7 @@ LENGTHS = (1, 2, 3, 17, 64, 65, 200)
 
 @pytest.fixture(autouse=True)
 def on(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not cpu_kernels.are_there():
+    if not cpu_kernels.is_available():
         pytest.skip("no compiled kernels")
     monkeypatch.setattr(exact, "_is_on", True)
 

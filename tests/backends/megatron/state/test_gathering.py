@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from milescli.backends.megatron.state.gathering import bundles_of
+from milescli.backends.megatron.state.gathering import bucket_groups
 from milescli.models import parse_facts, table
 from tests.backends.megatron.latent_models import MODELS
 
@@ -11,7 +11,7 @@ def test_what_engines_fuse_is_never_parted() -> None:
     lines = table(parse_facts(MODELS["sparse"]))
     bundles = [
         {name.rpartition("self_attn.")[2] for entry in bundle for name in entry.hf}
-        for bundle in bundles_of(lines.entries)
+        for bundle in bucket_groups(lines.entries)
     ]
     assert bundles.count({"q_a_proj.weight", "kv_a_proj_with_mqa.weight"}) == 3
     assert bundles.count({"indexer.wk.weight", "indexer.weights_proj.weight"}) == 2

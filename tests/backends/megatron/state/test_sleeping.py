@@ -37,7 +37,11 @@ class _Optimizer:
         self.device = "cuda"
 
 
-HELD = {"shed": (True, False, "cpu"), "sleep": (False, False, "cpu"), "wake": (True, True, "cuda")}
+HELD = {
+    "offload_optimizer_state": (True, False, "cpu"),
+    "sleep": (False, False, "cpu"),
+    "wake": (True, True, "cuda"),
+}
 """order -> (weights, gradients, optimizer) on the device"""
 
 

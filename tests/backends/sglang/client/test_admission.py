@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.backends.sglang.client.admission import LEAST, REFILL, Admission, Load
-from milescli.backends.sglang.client.batching import HeldBack, RequestBatcher
+from milescli.backends.sglang.client.admission import MIN_OPEN, REFILL, Admission, Load
+from milescli.backends.sglang.client.batching import NotSent, RequestBatcher
 from tests.waiting import settled, until_async
 
 TIMEOUT_S = 60.0
@@ -27,25 +27,25 @@ def test_the_bound_stays_between_two_and_what_the_engine_can_run(
     admission = Admission(slots)
     for load, retractions in looks:
         before, admission.num_retractions = admission.limit, retractions
-        admission.look(load)
-        assert LEAST <= admission.limit <= admission.most == slots + admission.queue
+        admission.adapt(load)
+        assert MIN_OPEN <= admission.limit <= admission.max_open == slots + admission.queue
         if retractions or load.usage >= 0.95:
-            assert admission.limit <= max(before, LEAST)
+            assert admission.limit <= max(before, MIN_OPEN)
         assert admission.num_retractions == 0
 
 
 def test_an_engine_that_discarded_takes_less_than_it_ran_and_more_when_it_has_room() -> None:
     admission = Admission(256)
     admission.num_retractions = 1
-    admission.look(Load(running=100, waiting=50, usage=0.5))
-    assert admission.limit == 90 and admission.room(80) == 10 and admission.room(120) == 0
-    admission.look(Load(running=88, waiting=2, usage=0.97))
+    admission.adapt(Load(running=100, waiting=50, usage=0.5))
+    assert admission.limit == 90 and admission.num_spare(80) == 10 and admission.num_spare(120) == 0
+    admission.adapt(Load(running=88, waiting=2, usage=0.97))
     assert admission.limit == 88
-    admission.look(Load(running=40, waiting=40, usage=0.4))
+    admission.adapt(Load(running=40, waiting=40, usage=0.4))
     assert admission.limit == 40 + admission.queue, "its cache holds 40"
     for _ in range(20):
-        admission.look(Load(running=80, waiting=0, usage=0.4))
-    assert admission.limit == admission.most
+        admission.adapt(Load(running=80, waiting=0, usage=0.4))
+    assert admission.limit == admission.max_open
 
 
 def test_data_parallel_ranks_are_one_engine_and_the_fullest_counts() -> None:
@@ -131,10 +131,10 @@ def test_held_requests_can_be_given_back_and_cancelled() -> None:
         await settled()
         tasks[-1].cancel()
         await settled()
-        assert len(engine.open) == 1 + REFILL and asked.give_back() == 4
+        assert len(engine.open) == 1 + REFILL and asked.return_unsent() == 4
         await settled()
         held = tasks[1 + REFILL : -1]
-        assert all(isinstance(task.exception(), HeldBack) for task in held)
+        assert all(isinstance(task.exception(), NotSent) for task in held)
         assert not tasks[0].done()
         await asked.close()
         await asyncio.gather(*tasks, return_exceptions=True)

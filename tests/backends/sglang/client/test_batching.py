@@ -8,7 +8,7 @@ import pytest
 
 from milescli.backends.sglang.client import batching
 from milescli.backends.sglang.client.batching import MAX_BATCH, REFILL, RequestBatcher
-from milescli.backends.sglang.client.http import EngineDied, Hiccup
+from milescli.backends.sglang.client.http import ConnectionBroken, EngineDied
 from tests.waiting import settled
 
 TIMEOUT_S = 30.0
@@ -137,7 +137,7 @@ def test_the_engine_with_the_fewest_is_asked_next():
 
 def test_what_a_broken_connection_left_is_asked_again_and_the_rest_is_not(monkeypatch):
     monkeypatch.setattr(batching, "RETRY_WAITS_S", (0.0, 0.0))
-    engine = Engine(breaks=[Hiccup("broke", why="", fix="")])
+    engine = Engine(breaks=[ConnectionBroken("broke", why="", fix="")])
     replies = ask_all(3, engine)
     assert [reply["said"] for reply in replies] == [[0], [1], [2]]
     assert [call["input_ids"] for call in engine.calls] == [[[0], [1], [2]], [[0], [1]]]
@@ -147,14 +147,14 @@ def test_an_error_reaches_everyone_who_still_waits(monkeypatch):
     monkeypatch.setattr(batching, "RETRY_WAITS_S", ())
 
     async def main():
-        asked = batcher(Engine(breaks=[Hiccup("broke", why="", fix="")]).stream)
+        asked = batcher(Engine(breaks=[ConnectionBroken("broke", why="", fix="")]).stream)
         return await asyncio.gather(
             *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(3)),
             return_exceptions=True,
         )
 
     first, second, third = asyncio.run(main())
-    assert isinstance(first, Hiccup) and isinstance(second, Hiccup)
+    assert isinstance(first, ConnectionBroken) and isinstance(second, ConnectionBroken)
     assert third["said"] == [2]
 
 
@@ -173,7 +173,7 @@ def test_a_stream_that_ends_too_early_is_no_reply(monkeypatch):
 
     first, second = asyncio.run(main())
     assert first["said"] == [0]
-    assert isinstance(second, Hiccup)
+    assert isinstance(second, ConnectionBroken)
 
 
 @pytest.mark.parametrize("num_replies", [0, 1])

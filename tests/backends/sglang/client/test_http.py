@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from milescli.backends.sglang.client import http
-from milescli.backends.sglang.client.http import EngineDied, EngineHttp, Hiccup
+from milescli.backends.sglang.client.http import ConnectionBroken, EngineDied, EngineHttp
 from milescli.core.types import EngineAddress
 from milescli.platform.ports import free_ports
 
@@ -63,7 +63,7 @@ def test_an_engine_that_computes_is_waited_for_and_one_that_is_ended_meanwhile_i
         engine.is_ended = is_ended
         engine.may_answer.set()
         try:
-            with pytest.raises(EngineDied if is_ended else Hiccup):
+            with pytest.raises(EngineDied if is_ended else ConnectionBroken):
                 await asked
         finally:
             await client.close()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from milescli.backends.sglang.client.teacher import ServedTeachers, hinted
+from milescli.backends.sglang.client.teacher import ServedTeachers, with_hint
 from milescli.core.errors import DataError, EndpointError, RecipeError
 from milescli.core.types import Prompt
 from milescli.data.chat_template import RAW
@@ -19,7 +19,7 @@ from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
-from milescli.train.objectives.supervised import streams_of
+from milescli.train.objectives.supervised import teacher_streams
 from milescli.train.streams import Stream
 from tests.backends.sglang.conftest import KEY, VOCAB, Service, write_tokenizer
 from tests.backends.sglang.weights.sending import TOKENS
@@ -64,7 +64,7 @@ def _streams(service: Service, *, kl: str) -> dict[str, np.ndarray]:
         line = make_trajectory(TOKENS[:2], TOKENS[2:])
         (taught,) = await teachers.with_predictions(prompt, [line])
         assert taught.token_ids == line.token_ids and taught.teacher is not None
-        return streams_of(taught.teacher)
+        return teacher_streams(taught.teacher)
 
     return asyncio.run(asked())
 
@@ -112,7 +112,7 @@ def test_a_hint_is_read_by_the_teacher_alone_and_its_words_are_of_the_response(
         label="3 {demonstration}",
         source=None,
     )
-    response = tokenizer.encode_more("It is 3.")
+    response = tokenizer.encode_continuation("It is 3.")
     line = make_trajectory(prompt.token_ids, response)
 
     async def taught(url: str, hint: str) -> Any:
@@ -126,7 +126,7 @@ def test_a_hint_is_read_by_the_teacher_alone_and_its_words_are_of_the_response(
             asyncio.run(taught(server.url, "{demonstration}"))
     shown = _tokens(tokenizer, "1 + 2? (It is 3 {demonstration}.)")
     assert told == [[*shown, *response]] and done.token_ids == line.token_ids
-    said = streams_of(done.teacher)[Stream.TEACHER]
+    said = teacher_streams(done.teacher)[Stream.TEACHER]
     known, places = len(prompt.token_ids), range(len(shown), len(shown) + len(response))
     assert len(said) == known + len(response) and not said[:known].any()
     wanted = np.array([-n / 100 for n in places], np.float32)
@@ -136,7 +136,7 @@ def test_a_hint_is_read_by_the_teacher_alone_and_its_words_are_of_the_response(
 def test_a_prompt_that_a_hint_cannot_follow_is_refused() -> None:
     other = Prompt(index=7, token_ids=[5, 6], text="1 + 2?")
     with pytest.raises(DataError, match="prompt 7 cannot be shown"):
-        hinted(other, " Think.", _of_bytes())
+        with_hint(other, " Think.", _of_bytes())
 
 
 def _meet(url: str, tokenizer: ChatTokenizer, *, num_tokens: int = VOCAB) -> list[str]:
@@ -179,6 +179,6 @@ def test_what_is_no_reply_of_sglang_is_refused(
     write_tokenizer(tmp_path)
     with serving(says) as server:
         with pytest.raises(EndpointError, match="none of SGLang's"):
-            asyncio.run(_served(server.url, kl="sampled").teachers[0].say(TOKENS))
+            asyncio.run(_served(server.url, kl="sampled").teachers[0].score(TOKENS))
         with pytest.raises(EndpointError, match="none of SGLang's"):
             _meet(server.url, load_tokenizer(tmp_path, chat_template=RAW))

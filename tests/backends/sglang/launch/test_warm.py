@@ -24,7 +24,7 @@ from milescli.backends.sglang.launch.warm import (
     NotForked,
     WarmProcess,
     fork_engine,
-    lent,
+    shared_warm_process,
 )
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from milescli.models.scratch import make_model
@@ -192,8 +192,8 @@ def test_runs_that_share_one_have_engines_of_their_own(
     process.start({**os.environ, **own_environment(spec)})
     (name, path), *_ = process.lend(tmp_path, wanted).items()
     monkeypatch.setenv(name, path)
-    assert lent(wanted | {"OMP_NUM_THREADS": "7"}) is None
-    shared = lent(wanted)
+    assert shared_warm_process(wanted | {"OMP_NUM_THREADS": "7"}) is None
+    shared = shared_warm_process(wanted)
     assert shared is not None
     with ExitStack() as held:
         for number, key in enumerate(("one key", "another key")):

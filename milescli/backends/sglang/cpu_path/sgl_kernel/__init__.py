@@ -7,7 +7,7 @@ __version__ = "0.0.0+miles.cpu.stub"
 
 
 def __getattr__(name: str):
-    """Any kernel, by name; `from sgl_kernel import x` works, `x(...)` raises
+    """Return a kernel of any name: `from sgl_kernel import x` works, `x(...)` raises
     NotImplementedError."""
     if name.startswith("__"):
         raise AttributeError(name)

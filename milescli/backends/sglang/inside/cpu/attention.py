@@ -36,7 +36,7 @@ def install() -> None:
             super().__init__(*arguments, **settings)
             pool = self.token_to_kv_pool
             plain = type(pool) is MHATokenToKVPool and pool.dtype is torch.float32
-            self._has_kernel = plain and cpu_kernels.are_there()
+            self._has_kernel = plain and cpu_kernels.is_available()
             assert self._has_kernel or not exact.is_on(), (
                 f"`train.on_policy=exact` over a cache of {type(pool).__name__}, {pool.dtype}"
             )

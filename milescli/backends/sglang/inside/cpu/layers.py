@@ -21,7 +21,7 @@ def install() -> None:
 def _install_elementwise() -> None:
     """Wrap the plain forms of these layers, which still compute all that is not float32 or not
     usual. Does nothing where the kernels are missing."""
-    if not cpu_kernels.are_there():
+    if not cpu_kernels.is_available():
         return
     from sglang.srt.layers.activation import SiluAndMul
     from sglang.srt.layers.layernorm import Gemma3RMSNorm, RMSNorm

@@ -18,7 +18,7 @@ SILU = SimpleNamespace(activation="silu")
 
 @pytest.fixture(autouse=True)
 def on(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not cpu_kernels.are_there():
+    if not cpu_kernels.is_available():
         pytest.skip("no compiled kernels")
     monkeypatch.setattr(exact, "_is_on", True)
 

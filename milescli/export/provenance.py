@@ -17,7 +17,7 @@ from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
-"""ORG/NAME; a folder may look alike."""
+"""ORG/NAME; a folder's path may have the same form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class Provenance:
     """Describes how the weights were made."""
 
     base_model: str | None
@@ -47,9 +47,9 @@ class Story:
     """prompts, eval, demonstrations -> name, rows and checksum"""
 
 
-def read_story(*, recipe: Recipe, step: int, manifest: Path, events: Path) -> Story:
-    """Read the story from a run's recipe, manifest.json and events.jsonl; the latter may be missing
-    or end in half a line."""
+def read_provenance(*, recipe: Recipe, step: int, manifest: Path, events: Path) -> Provenance:
+    """Read how the weights were made, from a run's recipe, manifest.json and events.jsonl; the last
+    may be missing or end in half a line."""
     recorded = _json(manifest)
     packages = recorded.get("packages")
     versions = {
@@ -57,7 +57,7 @@ def read_story(*, recipe: Recipe, step: int, manifest: Path, events: Path) -> St
         **(packages if isinstance(packages, dict) else {}),
     }
     rewards, evals = _read_events(events, upto=step)
-    return Story(
+    return Provenance(
         base_model=hub_name(recipe.model),
         step=step,
         recipe=recipe,

@@ -1,5 +1,5 @@
-"""Runs the same function on every node of a Ray cluster: doctor and launch learn what each node
-has. Takes no device and leaves nothing behind."""
+"""Runs the same function on every node of a Ray cluster: doctor and launch learn from it what each
+node has. Takes no device and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from milescli.core.errors import MachineError, MilesError, WaitTimeout, WorkerDi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAnswer:
-    """Result of the function on one node, or the error that explains why there is none."""
+class NodeResult:
+    """Holds the result of the function on one node, or the error that explains why there is
+    none."""
 
     node: ClusterNode
     result: Any = None
     error: MilesError | None = None
 
 
-def each_node(
+def run_on_each_node(
     address: str,
     target: str,
     kwargs: Mapping[str, object] | None = None,
     *,
     timeout_s: float,
     only: Sequence[str] | None = None,
-) -> list[NodeAnswer]:
-    """Call `module:function` of `target` with `kwargs` on every living node at once. The driver's
-    node comes first, the others by address.
+) -> list[NodeResult]:
+    """Call `module:function` of `target` with `kwargs` on every living node at once. Return the
+    results, that of the driver's node first, the others by address.
 
-    A process that is in a cluster already asks that one; otherwise it joins the one at `address`,
-    and leaves it again. `only`: ids of the nodes to ask. `timeout_s` bounds the whole: a node that
-    has not answered by then has a WaitTimeout as its error. Raises MachineError where the cluster
-    cannot be joined.
-    """
+    Uses the cluster that this process has joined already; otherwise joins the one at `address`, and
+    leaves it again. `only`: ids of the nodes to call. `timeout_s` bounds the whole call: a node
+    that has not answered by then has a WaitTimeout as its error. Raises MachineError if the cluster
+    cannot be joined."""
     with joined(address):
         nodes = [node for node in living_nodes() if only is None or node.node_id in only]
         return _ask(nodes, target, dict(kwargs or {}), timeout_s)
@@ -45,7 +45,7 @@ def each_node(
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Join the cluster within the context, unless the process has joined it already."""
+    """Join the cluster within the context, unless the process has already joined it."""
     import ray
 
     if ray.is_initialized():
@@ -60,7 +60,7 @@ def joined(address: str) -> Iterator[None]:
 
 def _ask(
     nodes: list[ClusterNode], target: str, kwargs: dict[str, object], timeout_s: float
-) -> list[NodeAnswer]:
+) -> list[NodeResult]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -82,7 +82,7 @@ def _ask(
     ]
 
 
-def _answer(node: ClusterNode, ref: Any, target: str, waited_s: float | None) -> NodeAnswer:
+def _answer(node: ClusterNode, ref: Any, target: str, waited_s: float | None) -> NodeResult:
     import ray
 
     if waited_s is not None:
@@ -95,7 +95,7 @@ def _answer(node: ClusterNode, ref: Any, target: str, waited_s: float | None) ->
                 f"ssh {node.address} ray stop   # remove it from the cluster",
             ],
         )
-        return NodeAnswer(node=node, error=late)
+        return NodeResult(node=node, error=late)
     try:
         result, error = ray.get(ref)
     except Exception as failure:  # whatever kept the function from running at all
@@ -105,7 +105,7 @@ def _answer(node: ClusterNode, ref: Any, target: str, waited_s: float | None) ->
             why=why,
             fix="ray status   # is it still in the cluster?",
         )
-        return NodeAnswer(node=node, error=died)
+        return NodeResult(node=node, error=died)
     if isinstance(error, str):
         error = MachineError(
             f"{node} failed at `{target}`",
@@ -113,12 +113,12 @@ def _answer(node: ClusterNode, ref: Any, target: str, waited_s: float | None) ->
             fix="every node must start Ray from the same Python environment, which contains "
             "miles: ray stop && ray start --address=...",
         )
-    return NodeAnswer(node=node, result=result, error=error)
+    return NodeResult(node=node, result=result, error=error)
 
 
 def _portable() -> Callable[[str, dict[str, object]], tuple[object, object]]:
-    """Return a function that is pickled as code, because it is defined inside this one; so it runs
-    on a node without miles, or with another version."""
+    """Return a function that is pickled as code, because it is defined inside this one, and
+    therefore runs on a node without miles, or with another version."""
 
     def call(target: str, kwargs: dict[str, object]) -> tuple[object, object]:
         import importlib

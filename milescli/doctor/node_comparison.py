@@ -1,5 +1,5 @@
 """Compares the nodes of a cluster: versions, interfaces, reachability, clocks, bandwidth. Pure;
-`cluster` asks the nodes."""
+`cluster` queries the nodes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from milescli.core.units import format_bytes
-from milescli.doctor.collective import Report, broken_of
+from milescli.doctor.collective import Report, first_broken
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.doctor.network import GLOO_VARIABLE, NCCL_VARIABLE, gloo_choice, nccl_choice
 
 CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 300.0
-"""Events of several nodes are ordered by their time stamps, and steps take seconds. Kerberos (five
-minutes by default), and with it some shared file systems, refuse a clock that is further off."""
+"""Differences of clocks, in seconds, for a warning and for a failure. Events of several nodes are
+ordered by their time stamps, and steps take seconds. Kerberos (five minutes by default), and with
+it some shared file systems, refuse a clock that differs more."""
 SLOW_SHARE = 0.5
 """Fraction of the median pair below which a pair counts as slow."""
 SETTLE = (
@@ -54,8 +55,8 @@ def judge_interfaces(
     environ: Mapping[str, str],
 ) -> list[Finding]:
     """Check that each node has the address that Ray uses for it, and that no variable selects
-    another network. `interfaces`: node -> address -> interface; `variables`: node -> its
-    environment; `environ`: the driver's."""
+    another network. `interfaces` maps a node to its addresses and their interfaces, `variables` a
+    node to its environment; `environ` is the driver's environment."""
     findings: list[Finding] = []
     for node, addresses in interfaces.items():
         own = addresses.get(node)
@@ -99,7 +100,7 @@ def judge_nodes(names: Sequence[str], reports: Sequence[Report], *, backend: str
             what, why = f"{b} cannot be reached", f"{why}; {SETTLE}"
             findings += fail("reach", what, why=why, fix=fixes, node=a)
         return findings + skip("group", "see `reach` first") + judge_clocks(names, reports[0])
-    broken = broken_of(reports)
+    broken = first_broken(reports)
     if broken is not None and broken.step in ("starting", "meeting", "reaching each other"):
         why = f"{broken.problem or 'no answer'}; {SETTLE}"
         fix = f"ssh {names[0]} iptables -L INPUT -n   # which connections are allowed?"

@@ -1,5 +1,5 @@
-"""One model that is trained on a rank, whole: what a rank holds of any, the optimizer, and its
-place in checkpoints. A rank has one for the policy, and one for a critic."""
+"""One model that is trained on a rank, with its optimizer and its checkpoints. A rank has one for
+the policy, and one for a critic."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class TrainedModel(LoadedModel):
         mtp: Mtp | None = None,
         is_policy: bool = False,
     ) -> None:
-        """Load the folder. `rule` is the optimizer, which may differ from the recipe's; `lora`
-        trains an adapter, and no weight of the folder; `mtp` trains its MTP layer; the policy alone
-        multiplies, and is published, in the plan's number formats. Raises
+        """Load the folder. `rule`: the optimizer, which may differ from the recipe's; `lora`: train
+        an adapter, and no weight of the folder; `mtp`: train the MTP layer; `is_policy`: use the
+        plan's number formats, in which only the policy multiplies and is published. Raises
         CheckpointError for a folder that cannot be trained, RecipeError if the adapter does not
         fit."""
         super().__init__(
@@ -93,7 +93,7 @@ class TrainedModel(LoadedModel):
                 dropout=lora.dropout,
             )
             if recipe.model.adapter is not None:
-                self.adapters.begin_with(Path(recipe.model.adapter).expanduser())
+                self.adapters.load_peft(Path(recipe.model.adapter).expanduser())
         self.model = self.passes.model = optimizer.wrap(self.model)
         self.optimizer = optimizer.make_optimizer(
             self.model,
@@ -122,7 +122,7 @@ class TrainedModel(LoadedModel):
         release_state()
         self.adapters.reset(seed)
         if folder is not None:
-            self.adapters.begin_with(folder)
+            self.adapters.load_peft(folder)
         self.optimizer.reload_model_params()
 
     def gradients(
@@ -132,8 +132,8 @@ class TrainedModel(LoadedModel):
         *,
         temperature: float,
     ) -> None:
-        """Compute the gradients of one update over all ranks. Raises NotFiniteError if they would
-        spoil the weights."""
+        """Compute the gradients of one update over all ranks. Raises NotFiniteError if they are not
+        finite."""
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         self.passes.train(microbatches, loss, temperature=temperature, candidates=loss.candidates)
@@ -141,7 +141,7 @@ class TrainedModel(LoadedModel):
         optimizer.require_finite_gradients(self.model, device=self.mesh.device)
 
     def update(self, lr: float) -> float:
-        """Make one optimizer step. Returns the gradient norm before clipping. Raises WaitTimeout if
+        """Make one optimizer step. Return the gradient norm before clipping. Raises WaitTimeout if
         a checkpoint in progress delays it too long."""
         release_state()
         optimizer.set_lr(self.optimizer, lr)
@@ -150,10 +150,10 @@ class TrainedModel(LoadedModel):
 
     def reset_optimizer(self) -> None:
         """Reset the moments."""
-        optimizer.forget_moments(self.optimizer)
+        optimizer.reset_moments(self.optimizer)
 
     @torch.no_grad()
-    def take_trunk(self, other: TrainedModel) -> None:
+    def copy_trunk(self, other: TrainedModel) -> None:
         """Copy the weights of another model of the same family and layout, except the head."""
         release_state()
         theirs = dict(other.model.module.named_parameters())
@@ -174,12 +174,13 @@ class TrainedModel(LoadedModel):
 
     def buckets_for_engines(self, *, for_check: bool = False) -> Iterator[Bucket]:
         """Yield what engines receive: the same as `buckets`, or the whole model with its adapter
-        merged in, in the engines' number format, according to the plan. What is frozen in a vision
-        tower is left out, unless it is `for_check`, of all that an engine holds. Collective."""
+        merged in, in the engines' number format, according to the plan. Frozen weights of a vision
+        tower are left out, except `for_check`, which includes everything that an engine holds.
+        Collective."""
         if self.adapters is not None and not self.merges_adapter:
             return self.buckets()
         table = self.formats.table if self.formats else self.table
-        whole = self._whole_model(table if for_check else table.changing())
+        whole = self._whole_model(table if for_check else table.without_frozen_tower())
         if self.adapters is not None:
             (adapter,) = self.buckets()
             scaling = self.adapters.shape.scaling
@@ -193,9 +194,9 @@ class TrainedModel(LoadedModel):
         for_check: bool = False,
         num_receivers: int | None = None,
     ) -> Iterator[Shards] | None:
-        """Yield what `buckets_for_engines` yields as pieces that ranks hold, each sent once by each
-        of `groups`, ranks that reach the same engines; None where whole tensors must be sent.
-        `num_receivers`: engine ranks that share a bucket, where they need memory of their own for
+        """Yield the content of `buckets_for_engines` as pieces that ranks hold, each sent once by
+        each of `groups` (ranks that reach the same engines); return None if whole tensors must be
+        sent. `num_receivers`: engine ranks that share a bucket, if each needs memory of its own for
         it. Collective."""
         blocks = self.formats.blocks if self.formats is not None else {}
         if self.adapters is not None or blocks is None:
@@ -206,7 +207,7 @@ class TrainedModel(LoadedModel):
             try:
                 self._shard_plans[key] = ShardPlan(
                     self.weights,
-                    table if for_check else table.changing(),
+                    table if for_check else table.without_frozen_tower(),
                     mesh=self.mesh,
                     bucket_bytes=self._bucket_bytes,
                     groups=groups,

@@ -9,9 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from milescli.doctor.across import judge_clocks, judge_interfaces, judge_nodes, judge_versions
-from milescli.doctor.collective import Place, Report, pairs_of, take_part
+from milescli.doctor.collective import Place, Report, pairs_of, run_all_steps
 from milescli.doctor.finding import Status
+from milescli.doctor.node_comparison import (
+    judge_clocks,
+    judge_interfaces,
+    judge_nodes,
+    judge_versions,
+)
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 MINE = {"python": "3.11.7", "ray": "2.60.0"}
@@ -107,14 +112,14 @@ def test_a_clock_that_is_ahead_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
     from milescli.doctor import collective
     from milescli.platform.ports import free_ports
 
-    monkeypatch.setattr(collective, "_add_numbers", lambda *_: None)
+    monkeypatch.setattr(collective, "_run_all_reduces", lambda *_: None)
     meeting, reports = ("127.0.0.1", free_ports(1)[0]), {}
 
     def part(rank: int) -> None:
         place = Place(
             rank=rank, names=[A, B], addresses=["127.0.0.1"] * 2, meeting=meeting, backend="gloo"
         )
-        reports[rank] = take_part(place, clock=lambda: time.time() + 5.0 * rank)
+        reports[rank] = run_all_steps(place, clock=lambda: time.time() + 5.0 * rank)
 
     threads = [threading.Thread(target=part, args=(rank,)) for rank in range(2)]
     for thread in threads:

@@ -1,5 +1,5 @@
 """Profiles a trainer rank: a trace of some steps by torch's profiler, and the content of its
-memory. It changes nothing that the rank computes, and reports its failures without raising them."""
+memory. Does not change what the rank computes, and reports failures without raising them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from milescli.platform.memory_record import peak_resident_bytes
 MOST_TENSORS = 20
 """Largest number of kinds of tensors to report, largest first."""
 HISTORY = 100_000
-"""Allocations that torch remembers for a picture of a GPU's memory."""
+"""Most allocations that torch records for a picture of a GPU's memory."""
 
 
 @dataclass(slots=True)
@@ -31,13 +31,13 @@ class Trace:
     with_memory: bool
 
 
-class Profiled:
+class ProfilingMixin:
     """Adds profiling methods to a trainer rank; all run on its work thread, between two steps."""
 
     _trace: Trace | None = None
 
     def start_profile(self: Any, folder: str, with_memory: bool) -> str | None:
-        """Start a trace. Returns the reason if that is impossible."""
+        """Start a trace. Return the reason if that is impossible."""
         self.drop_profile()
         try:
             kinds = [torch.profiler.ProfilerActivity.CPU]
@@ -48,7 +48,7 @@ class Profiled:
             profiler = torch.profiler.profile(activities=kinds)
             profiler.start()
         except Exception as error:  # of torch or of a driver: the run goes on without
-            self._forget_allocations()
+            self._stop_recording_allocations()
             return f"{type(error).__name__}: {error}"
         self._trace = Trace(profiler, Path(folder), time.monotonic(), with_memory)
         return None
@@ -69,26 +69,26 @@ class Profiled:
         except Exception as error:  # a full disk, or of torch: the run goes on
             return {"error": f"{type(error).__name__}: {error}"}
         finally:
-            self._forget_allocations()
+            self._stop_recording_allocations()
 
     def drop_profile(self: Any) -> None:
-        """End a trace for which nobody waits any more."""
+        """End a trace whose result is no longer needed."""
         if self._trace is not None:
             trace, self._trace = self._trace, None
             try:
                 trace.profiler.stop()
             except Exception as error:  # as above
                 print(f"miles: a trace did not end: {error}", flush=True)
-            self._forget_allocations()
+            self._stop_recording_allocations()
 
-    def forget_peak(self: Any) -> None:
+    def reset_peak_memory(self: Any) -> None:
         """Reset the peak memory."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def memory_used(self: Any) -> WorkerMemory:
-        """Return the memory since `forget_peak`: on a GPU the peak that torch allocated and the
-        device's current total of all processes; on a CPU the peak resident size."""
+        """Return the memory since `reset_peak_memory`: on a GPU the peak that torch allocated and
+        the device's current total of all processes; on a CPU the peak resident size."""
         name = f"trainer rank {self.rank}"
         if self.device.type != "cuda":
             return WorkerMemory(worker=name, device="cpu", peak_bytes=peak_resident_bytes())
@@ -115,14 +115,14 @@ class Profiled:
             result["error"] = f"{type(error).__name__}: {error}"
         return result
 
-    def _forget_allocations(self: Any) -> None:
+    def _stop_recording_allocations(self: Any) -> None:
         """Stop recording allocations: the records cost memory and time."""
         if self.device.type == "cuda":
             torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def names_of(model: Any) -> dict[int, str]:
-    """Map the address of each storage of a trained model's tensors to what it is."""
+    """Return address of each storage of a trained model's tensors -> its purpose."""
     names = dict[int, str]()
     for parameter in model.model.module.parameters():
         names[_place(parameter)] = "weights"
@@ -138,7 +138,7 @@ def names_of(model: Any) -> dict[int, str]:
 
 
 def largest_tensors(names: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the storages of live tensors by shape, type and purpose; each counts once."""
+    """Return the storages of live tensors by shape, dtype and purpose; each counts once."""
     kinds: dict[tuple[str, ...], list[int]] = {}
     seen = set[int]()
     for tensor in _living_tensors():
@@ -165,7 +165,8 @@ def largest_tensors(names: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def _living_tensors() -> Iterator[torch.Tensor]:
-    """Yield the tensors that Python knows, without those held by autograd's graph alone."""
+    """Yield the tensors that Python references, without those that only autograd's graph
+    references."""
     for thing in gc.get_objects():
         try:
             if issubclass(type(thing), torch.Tensor) and thing.layout is torch.strided:

@@ -1,10 +1,9 @@
 """Keeps torch out of processes that do not compute, such as a run's driver: its import takes a
 second of a core and 200 MiB.
 
-`from milescli.platform.late import torch` imports it where one of its names is first used: in
-modules of which a driver asks what a plug-in needs, and with which only ranks compute.
-`without_torch` hides it from transformers.
-"""
+`from milescli.platform.lazy import torch` imports it when one of its names is first used: in
+modules that a driver asks what a plug-in needs, and with which only ranks compute. `without_torch`
+hides it from transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 
-class _Late(ModuleType):
+class _LazyModule(ModuleType):
     """Imports the module of its name at the first use, and caches the attributes."""
 
     def __getattr__(self, name: str) -> Any:
@@ -31,14 +30,14 @@ class _Late(ModuleType):
 if TYPE_CHECKING:
     import torch as torch
 else:
-    torch = _Late("torch")
+    torch = _LazyModule("torch")
 
 
 @contextmanager
 def without_torch() -> Iterator[None]:
-    """Hide torch from transformers, which imports it for a tokenizer though it does not need it:
-    two seconds. Whatever needs both must import torch first; nothing is hidden where either is
-    imported already."""
+    """Hide torch from transformers, which spends two seconds importing it for a tokenizer that does
+    not need it. Code that needs both must import torch first; nothing is hidden if either is
+    already imported."""
     if {"torch", "transformers"} & sys.modules.keys():
         yield
         return

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from milescli.backends.megatron.profiled import Profiled, largest_tensors
+from milescli.backends.megatron.profiling import ProfilingMixin, largest_tensors
 from milescli.profiling.traces import read_trace
 
 
-class Rank(Profiled):
+class Rank(ProfilingMixin):
     """One without a model."""
 
     def __init__(self, device: str) -> None:
