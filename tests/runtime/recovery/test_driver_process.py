@@ -70,7 +70,8 @@ PROGRAM = textwrap.dedent(
                 os.abort()
         if kind == "saw":
             (log_dir / "verdict.json").write_text('{"outcome": "killed"}')
-            report_to_parent(cause=WorkerDied("the raylet died", why="SIGKILL", fix="look").as_dict())
+            cause = WorkerDied("the raylet died", why="SIGKILL", fix="look")
+            report_to_parent(cause=cause.as_dict())
             os._exit(1)
         if kind in ("died", "wrong", "lost-alone", "joined"):
             kinds = {
