@@ -263,11 +263,11 @@ def explain(error: ValidationError, table: Table) -> RecipeError:
     others = (
         f"; also wrong: {', '.join(f'`{name}`' for name in names[1:])}" if len(names) > 1 else ""
     )
-    said = f"`{entry.text}`" if entry.text else "nothing"
+    shown = f"`{entry.text}`" if entry.text else "nothing"
     return RecipeError(
-        f"`{key.name}` cannot be {said}",
+        f"`{key.name}` cannot be {shown}",
         why=f"it must be {key.wants}; {_place(entry)} sets it to "
-        f"{said}{_within(key, places[0])}{others}",
+        f"{shown}{_within(key, places[0])}{others}",
         fix=_fix(key, entry),
     )
 

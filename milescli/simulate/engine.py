@@ -147,15 +147,15 @@ class Engine:
         speed = self.speed
         while self.is_open and self.queue and len(self.running) < speed.slots:
             request = self.queue[0]
-            room = request.prompt + request.made + request.left / 2
-            if self.running and self.taken + room > speed.cache_tokens:
+            tokens_needed = request.prompt + request.made + request.left / 2
+            if self.running and self.taken + tokens_needed > speed.cache_tokens:
                 break
             self.queue.popleft()
-            request.start, request.room = self.count, room
+            request.start, request.room = self.count, tokens_needed
             request.group.oldest = min(request.group.oldest, self.version)
             self._numbers += 1
             heapq.heappush(self.running, (self.count + request.left, self._numbers, request))
-            self.taken += room
+            self.taken += tokens_needed
             self.context += request.prompt + request.made
             self.owed_s += request.prefill * speed.prefill_s * self.slowness
         self._stamp += 1

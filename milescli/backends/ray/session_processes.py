@@ -84,10 +84,10 @@ class SessionProcesses:
     def _look(self, processes: Mapping[str, subprocess.Popen[bytes]], log_dir: Path) -> None:
         while not self._expected.wait(CHECK_INTERVAL_S):
             for name, process in processes.items():
-                told = f"process {process.pid} ({name})"
+                label = f"process {process.pid} ({name})"
                 if (how := _ended(process)) is not None and not self._expected.is_set():
                     words = "" if how.endswith("SIGKILL") else _last_words(name, log_dir)
-                    self._lost(f"{MEANING[name]} died", f"{told} {how}", words, fix=WHO_ENDED_IT)
+                    self._lost(f"{MEANING[name]} died", f"{label} {how}", words, fix=WHO_ENDED_IT)
                     return
                 silence = self._silence_of(name, process)
                 if silence.is_too_long:
@@ -95,7 +95,7 @@ class SessionProcesses:
                     what = f"{MEANING[name]} has been silent for {silence.seconds:.0f} s"
                     self._lost(
                         what,
-                        f"{told} is stopped (SIGSTOP)",
+                        f"{label} is stopped (SIGSTOP)",
                         "",
                         fix="ps -eo pid,stat,cmd | grep ray   # T: stopped; who stopped it?",
                     )

@@ -105,18 +105,21 @@ WHITENED = ("gae", "reinforce", "reinforce_baseline")
 def estimator(value: Any, found: ForeignConfig) -> RowResult:
     """Map the advantage estimator. Some estimators whiten advantages; with a KL term in the reward,
     all sum it over the later tokens."""
-    said = ESTIMATORS.get(str(value))
-    if said is None:
+    settings = ESTIMATORS.get(str(value))
+    if settings is None:
         return f"estimates advantages by `{value}`"
     if found.value(f"{KL}.init_coef", 0) > 0 and not found.value(f"{KL}.use_loss"):
-        said = {"train.credit": "to_go", **said}
+        settings = {"train.credit": "to_go", **settings}
     if value not in WHITENED:
-        return said
+        return settings
     if not found.value("algo.advantage.no_std_norm"):
-        return {**said, "train.whiten": True}
+        return {**settings, "train.whiten": True}
     if value == "reinforce_baseline":
-        return said
-    return {**said, NOTE: "OpenRLHF centres advantages without scaling them: miles does neither"}
+        return settings
+    return {
+        **settings,
+        NOTE: "OpenRLHF centres advantages without scaling them: miles does neither",
+    }
 
 
 def row_tokens(value: Any, found: ForeignConfig) -> RowResult:
@@ -218,19 +221,19 @@ def correction(value: Any, found: ForeignConfig) -> RowResult:
     low, high = bounds if isinstance(bounds, list) else [0.0, bounds]
     if found.value("actor.policy_loss_type") == "gspo":  # its ratio is to the engine's instead
         return {"train.old_logprobs": "engine"}
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train.correction.kind": "importance",
         "train.correction.level": "token",
     }
     if "seq" in str(kind):
-        return said | {
+        return settings | {
             "train.correction.high": _UNBOUNDED,
             "train.correction.reject_level": "geometric",
             "train.correction.reject_low": float(low),
             "train.correction.reject_high": float(high),
         }
     is_mask = kind is True or kind == "icepop"
-    return said | {
+    return settings | {
         "train.correction.mode": "mask" if is_mask else "clip",
         "train.correction.low": float(low),
         "train.correction.high": float(high),

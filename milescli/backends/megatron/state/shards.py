@@ -127,15 +127,15 @@ class ShardPlan:
     ) -> torch.Tensor:
         entry = piece.entry
         if is_repacked(entry):
-            held = gathered[piece.part.name]
+            rows = gathered[piece.part.name]
         else:
             if entry.megatron not in split:
                 parameter = self._weights[entry.megatron].parameter.detach()
                 split[entry.megatron] = entry.rule.split(parameter, entry.facts)
-            held = split[entry.megatron][piece.index]
+            rows = split[entry.megatron][piece.index]
             if entry.row is not None:
-                held = held.unsqueeze(0)
-        return held[piece.part.box.within(piece.held)]
+                rows = rows.unsqueeze(0)
+        return rows[piece.part.box.within(piece.held)]
 
     def _repacked_in(self, bucket: Sequence[Piece]) -> list[Entry]:
         """Return the entries of all rows of those stacked tensors whose first row is in the

@@ -213,12 +213,13 @@ class SglangFleet:
         """Request the rest of a response, in one call with other requests of the same moment, and
         return the reply."""
         request = response.request
-        told, before = request.on_tokens, [*response.token_ids]
+        callback, before = request.on_tokens, [*response.token_ids]
         return await self._batcher.ask(
             {**response.body, **self._to},
             timeout_s=timeout_s,
             conversation=request.conversation,
-            on_part=told and (lambda part: told([*before, *(part.get("output_ids") or ())])),
+            on_part=callback
+            and (lambda part: callback([*before, *(part.get("output_ids") or ())])),
         )
 
     async def score(self, token_ids: list[int]) -> array[float]:
