@@ -215,11 +215,11 @@ def _user_files(
             only=SETTINGS,
         )
         for path in paths
-        if _is_there(path) and (but_not is None or path.resolve() != but_not.resolve())
+        if _may_exist(path) and (but_not is None or path.resolve() != but_not.resolve())
     ]
 
 
-def _is_there(path: Path) -> bool:
+def _may_exist(path: Path) -> bool:
     """Return True if the file exists, and also if its folder is not accessible: reading it then
     raises the error."""
     try:

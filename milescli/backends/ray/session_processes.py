@@ -53,7 +53,7 @@ class SessionProcesses:
         if processes:
             arguments = (dict(processes), log_dir)
             threading.Thread(
-                target=self._look, args=arguments, name="ray-session", daemon=True
+                target=self._watch_processes, args=arguments, name="ray-session", daemon=True
             ).start()
 
     def expect_end(self) -> None:
@@ -81,7 +81,9 @@ class SessionProcesses:
         if self._death is not None:
             raise WorkerDied(self._death.what, why=self._death.why, fix=list(self._death.fixes))
 
-    def _look(self, processes: Mapping[str, subprocess.Popen[bytes]], log_dir: Path) -> None:
+    def _watch_processes(
+        self, processes: Mapping[str, subprocess.Popen[bytes]], log_dir: Path
+    ) -> None:
         while not self._expected.wait(CHECK_INTERVAL_S):
             for name, process in processes.items():
                 label = f"process {process.pid} ({name})"

@@ -17,7 +17,7 @@ from milescli.recipe.imports.tables import (
 
 LONGEST_PROMPT = 4096
 """Largest number of prompt tokens if one bound covers prompt and response together."""
-_LEAST, _UNBOUNDED = 1e-6, 1e9
+_EPSILON, _UNBOUNDED = 1e-6, 1e9
 KL, FIX = "algo.kl", "algo.advantage.is_correction"
 
 
@@ -207,8 +207,8 @@ def filter(value: Any, found: ForeignConfig) -> RowResult:
     low, high = found.value("algo.dynamic_filtering_range", [0, 1])
     return {
         "rollout.filter": "pass_rate",
-        "rollout.pass_rate_low": round(float(low) + _LEAST, 9),
-        "rollout.pass_rate_high": round(float(high) - _LEAST, 9),
+        "rollout.pass_rate_low": round(float(low) + _EPSILON, 9),
+        "rollout.pass_rate_high": round(float(high) - _EPSILON, 9),
     }
 
 
