@@ -27,7 +27,7 @@ def lock(run: RunDir) -> Iterator[None]:
     Raises MilesError if another process holds it, or it cannot be written.
     """
     with _opened_lock(run) as file:
-        if not _is_taken(file):
+        if not _try_lock(file):
             raise running_error(run)
         file.truncate(0)
         file.write(f"{socket.gethostname()} {os.getpid()}\n")
@@ -49,7 +49,7 @@ def state_of(run: RunDir, *, outcome: str | None = None) -> str:
     return "running" if is_locked(run) else outcome or "killed"
 
 
-def _is_taken(file: IO[str]) -> bool:
+def _try_lock(file: IO[str]) -> bool:
     for look in range(LOCK_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

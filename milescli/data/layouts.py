@@ -391,8 +391,8 @@ def no_column(
     roles."""
     role, names = key.removesuffix("_key"), fields_of(record)
     free = [name for name in names if name not in taken and _is_plain(record, name, role)]
-    meant = next((found for name in known if (found := nearest(name, free))), None)
-    likely = [meant] if meant else free[:1] if role == "prompt" else free[:MAX_GUESSES]
+    guess = next((found for name in known if (found := nearest(name, free))), None)
+    likely = [guess] if guess else free[:1] if role == "prompt" else free[:MAX_GUESSES]
     return DataError(
         f"{path} has no {role} column",
         why=f"it has none of the columns {', '.join(known)}; its columns are {', '.join(names)}",

@@ -270,7 +270,7 @@ def with_extra_columns(
         columns.require_all_read(record, extra.unread, [])
         return prompt, []
     turns = prompt
-    if extra.context is not None and (text := _text_beside(record, extra.context)):
+    if extra.context is not None and (text := _extra_text(record, extra.context)):
         last = turns[-1]
         turns = [*turns[:-1], {**last, "content": f"{last['content']}\n\n{text}"}]
     if extra.history is not None and (before := value_at(record, extra.history)):
@@ -286,7 +286,7 @@ def with_extra_columns(
 def with_own_system(turns: Turns, record: Mapping[str, Any], key: str) -> Turns:
     """Return the turns with the system turn in column `key` before them. Raises ValueError if they
     have a different one."""
-    text = _text_beside(record, key)
+    text = _extra_text(record, key)
     if not text:
         return turns
     if turns and turns[0]["role"] in ("system", "developer"):
@@ -296,7 +296,7 @@ def with_own_system(turns: Turns, record: Mapping[str, Any], key: str) -> Turns:
     return [{"role": "system", "content": text}, *turns]
 
 
-def _text_beside(record: Mapping[str, Any], key: str) -> str:
+def _extra_text(record: Mapping[str, Any], key: str) -> str:
     """Return the text in a further column of the prompt; empty if the row has none."""
     value = value_at(record, key)
     if isinstance(value, dict) and "parts" in value:  # Gemini's system instruction

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 SIDE = 56
 """Pixels: 4 x 4 patches of 14, which are four tokens of a model that merges 2 x 2."""
-MOST = 5
+MAX_SHAPES = 5
 """Most shapes in one picture; all counts are equally likely."""
 _RADIUS = 5
 _CELLS = 4
@@ -36,7 +36,7 @@ class ShapesRow:
 def shape_rows(rng: random.Random, *, heldout: bool) -> Iterator[ShapesRow]:
     """Yield rows without end."""
     while True:
-        count = 1 + int(rng.random() * MOST)
+        count = 1 + int(rng.random() * MAX_SHAPES)
         png = _png(rng, count)
         if (hashlib.sha256(png).digest()[0] % _HELDOUT_MODULUS == 0) is heldout:
             url = f"data:image/png;base64,{base64.b64encode(png).decode()}"

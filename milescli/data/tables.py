@@ -455,11 +455,11 @@ def _missing_file_error(path: Path, *, field: str) -> DataError:
         )
     siblings = sorted(item.name for item in folder.iterdir())
     readable = {Path(name).stem: name for name in siblings if name.endswith(SUFFIXES)}
-    meant = difflib.get_close_matches(path.stem, readable, n=1, cutoff=_TYPO_SIMILARITY)
+    guesses = difflib.get_close_matches(path.stem, readable, n=1, cutoff=_TYPO_SIMILARITY)
     return DataError(
         f"there is no file {path}",
         why=f"{folder} contains {', '.join(siblings[:8]) or 'nothing'}",
-        fix=f"--set data.{field}={folder / readable[meant[0]]}" if meant else f"ls {folder}",
+        fix=f"--set data.{field}={folder / readable[guesses[0]]}" if guesses else f"ls {folder}",
     )
 
 

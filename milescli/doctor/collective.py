@@ -119,9 +119,9 @@ def run_all_steps(
 
 def write_report(file: Path, report: Report) -> None:
     """Write the report atomically, so that a process that is killed leaves its last step."""
-    beside = file.with_suffix(".new")
-    beside.write_text(json.dumps(asdict(report)))
-    beside.replace(file)
+    temporary = file.with_suffix(".new")
+    temporary.write_text(json.dumps(asdict(report)))
+    temporary.replace(file)
 
 
 def read_report(file: Path) -> Report:
@@ -151,13 +151,13 @@ def read_clock(host: str, port: int, clock: Callable[[], float]) -> tuple[float,
     with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(NUM_PINGS):
-            asked = clock()
+            sent_at = clock()
             connection.sendall(b"?")
             theirs: float = struct.unpack("!d", _receive_exactly(connection, 8))[0]
             answered = clock()
-            error = (answered - asked) / 2
+            error = (answered - sent_at) / 2
             if error < best[1]:
-                best = (theirs - (asked + answered) / 2, error)
+                best = (theirs - (sent_at + answered) / 2, error)
     return best
 
 

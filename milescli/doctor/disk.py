@@ -110,13 +110,15 @@ def check_scratch(*, folder: Path = SCRATCH) -> list[Finding]:
     usage = shutil.disk_usage(folder)
     what = f"{format_bytes(usage.free)} free in {folder}"
     look = f"du -xsh {folder}/* | sort -h | tail   # what uses the space?"
-    room = (
+    resize = (
         f"mount -o remount,size={format_size(usage.total + 2 * SCRATCH_WANTED)} {folder}   # if "
         "it is a tmpfs"
     )
     if usage.free < SCRATCH_NEEDED:
         why = f"Ray's session and the engines' logs need {format_bytes(SCRATCH_NEEDED)} there"
-        return fail("scratch", what, why=why, fix=[room, look] if os.path.ismount(folder) else look)
+        return fail(
+            "scratch", what, why=why, fix=[resize, look] if os.path.ismount(folder) else look
+        )
     used = 1 - usage.free / usage.total
     if usage.free < SCRATCH_WANTED or used > RAY_FULL:
         why = (

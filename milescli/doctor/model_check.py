@@ -97,12 +97,14 @@ def check_names(folder: Path, facts: ModelFacts) -> list[Finding]:
             f"correct the family's table: milescli/models/families   # {facts.family}",
         ]
         return fail("names", f"{len(wrong)} tensors differ from the table", why=why, fix=fix)
-    beside = len(names) - len(there)
+    num_others = len(names) - len(there)
     what = (
         f"{len(there):,} tensors, {format_count(lines.num_parameters)} parameters, all covered by "
         "rules"
     )
-    return ok("names", what + (f"; {beside} are passed through unchanged" if beside else ""))
+    return ok(
+        "names", what + (f"; {num_others} are passed through unchanged" if num_others else "")
+    )
 
 
 def _check_round_trip(folder: Path, *, output: Output) -> list[Finding]:

@@ -178,13 +178,13 @@ def write_folder(
     watch: Watch = lambda total: nullcontext(lambda num_bytes: None),
     max_shard_bytes: int = 4 * 2**30,
     choose: Choose = choose_whole,
-    beside: Plain = "bf16",
+    plain_format: Plain = "bf16",
     deliver: Deliver | None = None,
 ) -> WrittenFolder:
     """Write `out`, which must not exist, and return what was written. `base` provides config,
     tokenizer and untrained parts; it may lack weights. `card` maps the result to file name -> text.
     `watch` gets the total bytes to write and read back, and then those of each tensor. `choose`
-    selects the tensors that a format quantises; `beside` is the format of the others. With
+    selects the tensors that a format quantises; `plain_format` is the format of the others. With
     `deliver`, each file of weights is handed over after it was read back, and `out` gets the other
     files: the disk needs space for one.
 
@@ -199,7 +199,7 @@ def write_folder(
                 base,
                 format=format,
                 choose=choose,
-                beside=beside,
+                plain_format=plain_format,
                 open_files=open_files,
             )
             stored_bytes = _require_space(part, job, at_once=max_shard_bytes if deliver else None)
@@ -270,7 +270,7 @@ def _plan(
     *,
     format: str,
     choose: Choose,
-    beside: Plain,
+    plain_format: Plain,
     open_files: ExitStack,
 ) -> tuple[_Job, dict[str, object], list[str]]:
     """Return (what is written, config.json, notes)."""
@@ -288,7 +288,7 @@ def _plan(
     table = with_single_experts(base_table) if form not in (None, "mxfp4") else base_table
     powers = has_power_scales(base_config)
     choices = choose(table, form) if form else {}
-    dtype = PLAIN_DTYPES.get(format, PLAIN_DTYPES[beside])
+    dtype = PLAIN_DTYPES.get(format, PLAIN_DTYPES[plain_format])
     dtypes = {
         name: torch.float32 if entry.rule.float32 else getattr(torch, dtype)
         for entry in table.entries

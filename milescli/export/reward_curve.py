@@ -98,13 +98,13 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
     if len(points) <= most:
         return list(points)
     stretches = (most - 2) // 2
-    kept = {0, len(points) - 1}
+    indices = {0, len(points) - 1}
     for number in range(stretches):
         start, end = (1 + edge * (len(points) - 2) // stretches for edge in (number, number + 1))
         places = range(start, end)
-        kept.add(min(places, key=lambda place: points[place][1]))
-        kept.add(max(places, key=lambda place: points[place][1]))
-    return [points[place] for place in sorted(kept)]
+        indices.add(min(places, key=lambda place: points[place][1]))
+        indices.add(max(places, key=lambda place: points[place][1]))
+    return [points[place] for place in sorted(indices)]
 
 
 def _fill(color: int) -> str:

@@ -84,7 +84,7 @@ def _row(name: str, models: dict[str, dict[str, object]], machines: dict[str, st
         facts, machine = models.get(str(recipe.model.path), {}), machines.get(name)
     return RecipeRow(
         name=name,
-        aliases=[alias for alias, meant in ALIASES.items() if meant == name],
+        aliases=[alias for alias, target in ALIASES.items() if target == name],
         description=recipe.description,
         model=recipe.model.path or "made here",
         family=str(facts.get("family", "?")),

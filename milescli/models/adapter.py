@@ -63,7 +63,7 @@ class LoraShape:
         root = math.sqrt(self.rank) if self.kind == "rslora" else self.rank
         return self.alpha / root
 
-    def takes(self, module: str) -> bool:
+    def adapts(self, module: str) -> bool:
         """Return True if the module of this name (as in the folder) gets an adapter."""
         last = module.rpartition(".")[2]
         parts = f".{module}."
@@ -112,7 +112,7 @@ def adapter_table(base: WeightTable, shape: LoraShape) -> WeightTable:
         for rule in base.rules
         if _may_have_adapter(rule, base)
         for number, name in enumerate(rule.hf)
-        if shape.takes(name.removesuffix(_WEIGHT))
+        if shape.adapts(name.removesuffix(_WEIGHT))
         for made in _pair(rule, number, shape)
     )
     table = replace(base, rules=rules, passthrough=(), ignored=())

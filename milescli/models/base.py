@@ -312,12 +312,12 @@ class WeightTable:
         """Return the table without the frozen weights of a vision tower: engines load those from
         the folder, so they are not sent."""
         vision = self.facts.vision
-        kept = tuple(
+        rules = tuple(
             rule
             for rule in self.rules
             if not rule.of_vision or (vision is not None and vision.trains(rule.megatron))
         )
-        return self if kept == self.rules else replace(self, rules=kept)
+        return self if rules == self.rules else replace(self, rules=rules)
 
     def is_passthrough(self, name: str) -> bool:
         """Return True if a tensor on disk is copied unchanged, as Megatron has no place for it."""

@@ -65,7 +65,7 @@ class Cut:
     experts: int = 1
 
 
-WHOLE = Cut()
+UNCUT = Cut()
 
 _LINEAR = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"), "attention"),
@@ -128,7 +128,7 @@ def choose(
     table: WeightTable,
     form: Quantised,
     *,
-    cuts: Sequence[Cut] = (WHOLE,),
+    cuts: Sequence[Cut] = (UNCUT,),
     exempt: Sequence[str] = (),
     alike: bool = False,
 ) -> dict[str, Choice]:

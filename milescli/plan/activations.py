@@ -440,11 +440,11 @@ def tower_bytes(
     outputs = 1 + len(vision.deepstack)
     block = patches * (size * (10 * h + 3 * vision.ffn_hidden_size) + 8 * h)
     features = outputs * vision.out_hidden_size * size
-    in_flight, beside = tokens * features, images * block
+    in_flight, image_bytes = tokens * features, images * block
     if vision.trained == "frozen":
-        return in_flight, beside + step_images * features
+        return in_flight, image_bytes + step_images * features
     in_flight += images * outputs * 3 * patches * h * size
     if vision.trained == "all":
-        kept = patches * h * size if recompute == "full" else block
-        in_flight += images * vision.depth * kept
-    return in_flight, beside
+        saved_bytes = patches * h * size if recompute == "full" else block
+        in_flight += images * vision.depth * saved_bytes
+    return in_flight, image_bytes

@@ -259,5 +259,7 @@ def note_experts(
     if reason := next((reason for reason, holds in loops.items() if holds), None):
         log.note("experts", "loop", reason)
         return
-    beside = "; those beside which an adapter stands, in a loop" if recipe.train.lora.is_on else ""
-    log.note("experts", "grouped", f"{size}: {engine}by torch's grouped_mm{beside}")
+    exception = (
+        "; those beside which an adapter stands, in a loop" if recipe.train.lora.is_on else ""
+    )
+    log.note("experts", "grouped", f"{size}: {engine}by torch's grouped_mm{exception}")

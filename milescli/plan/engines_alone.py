@@ -37,15 +37,15 @@ def plan_engines(
     try:
         return _planned(recipe, machine, facts, reward)
     except FitError as error:
-        fixes = list(_remedies(recipe, machine, facts, reward))[:_MOST_FIXES]
+        fixes = list(_remedies(recipe, machine, facts, reward))[:_MAX_FIXES]
         raise type(error)(error.what, why=error.why, fix=fixes or [REMOTE_SERVER_FIX]) from None
 
 
 REMOTE_SERVER_FIX = (
     "miles eval http://HOST:8000/v1   # a server that has room for it, on another computer"
 )
-_MOST_FIXES = 3
-_LEAST_TOKENS = 64
+_MAX_FIXES = 3
+_MIN_TOKENS = 64
 
 
 def _remedies(
@@ -69,7 +69,7 @@ def _remedies(
             yield f"--set engines.max_running_requests={requests}   # fewer at once, slower"
             break
     for tokens in (recipe.rollout.max_response_tokens // part for part in (2, 4, 8)):
-        if tokens >= _LEAST_TOKENS and fits("rollout", max_response_tokens=tokens):
+        if tokens >= _MIN_TOKENS and fits("rollout", max_response_tokens=tokens):
             yield f"--set rollout.max_response_tokens={tokens}   # shorter responses"
             break
     if recipe.train.precision != "bf16" and fits("train", precision="bf16"):

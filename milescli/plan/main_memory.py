@@ -85,15 +85,15 @@ def engine_memory(
     compared: int,
     used: int,
     sent: int,
-    kept: int,
+    kept_bytes: int,
     verifies: bool,
 ) -> ProcessMemory:
     """Estimate the main memory of an engine. `compared`: bytes of the copy with which the first
     publication is compared, and with `verifies` each one; `used`: from `engine_workspace`; `sent`:
-    bytes of one bucket of weights; `kept`: bytes of the weights that it received last, if only
-    their changes are sent, or of the memory into which it reads over RDMA. Loading maps a file of
-    half as many bytes as the weights."""
-    base = ENGINE_PROCESS + weights + kept
+    bytes of one bucket of weights; `kept_bytes`: bytes of the weights that it received last, if
+    only their changes are sent, or of the memory into which it reads over RDMA. Loading maps a file
+    of half as many bytes as the weights."""
+    base = ENGINE_PROCESS + weights + kept_bytes
     trained = base + ENGINE_KERNELS
     return ProcessMemory(
         name=name,
@@ -228,7 +228,7 @@ def fit_main_memory(
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
     num_collectors, numbers = choose_collectors(recipe, engines, Log()), _nodes_of(slots)
-    kept = sent_copies(recipe, memory, colocated=colocated)
+    kept_bytes = sent_copies(recipe, memory, colocated=colocated)
     stored = store_bytes(recipe, facts, num_collectors=num_collectors)
     # the kernel that sums each query by itself reads float32
     of_cache = 4 if recipe.train.on_policy == "exact" else size
@@ -242,7 +242,9 @@ def fit_main_memory(
         layouts.append(replace(trainer, recompute="full"))
 
     def load_of(layout: TrainerLayout, cap: int) -> TrainerLoad:
-        return _load(recipe, facts, layout, cap=cap, size=size, teachers=teachers, kept=kept)
+        return _load(
+            recipe, facts, layout, cap=cap, size=size, teachers=teachers, kept_bytes=kept_bytes
+        )
 
     def activations(cap: int) -> int:
         return memory.worst_stage(trainer, load_of(trainer, cap)).activations
@@ -271,7 +273,7 @@ def fit_main_memory(
             recipe,
             memory,
             engines,
-            room=budget - node.total,
+            free_bytes=budget - node.total,
             num_shards=node.num_shards,
             size=of_cache,
             log=log,
@@ -352,7 +354,7 @@ def _load(
     cap: int,
     size: int,
     teachers: Sequence[ModelFacts],
-    kept: int,
+    kept_bytes: int,
 ) -> TrainerLoad:
     is_exact = recipe.train.on_policy == "exact"
     tokens = recipe.sequences_per_step * recipe.longest_sequence
@@ -371,7 +373,7 @@ def _load(
         bucket_bytes=0,
         packing=Packing(imbalance=recipe.train.expert_imbalance),
         on_host=True,
-        sent_copies=kept,
+        sent_copies=kept_bytes,
         fused_swiglu=size == 4 or is_exact,
         keeps_float32=is_exact,
         efficiency=Efficiency(trainer_context=0),
@@ -441,7 +443,7 @@ def _nodes(
                         compared=compared,
                         used=used,
                         sent=sent,
-                        kept=published if load.sent_copies else landing,
+                        kept_bytes=published if load.sent_copies else landing,
                         verifies=sync.verify,
                     )
                     for engine, count in shards.items()
@@ -470,13 +472,13 @@ def _cache_tokens(
     memory: MemoryModel,
     engines: EngineLayout,
     *,
-    room: int,
+    free_bytes: int,
     num_shards: int,
     size: int,
     log: Log,
 ) -> int:
     """Return the cache of one engine in tokens: the most that a step needs at once, or what fits
-    into `room` bytes."""
+    into `free_bytes` bytes."""
     wanted, running = engines.max_total_tokens, engines.max_running_requests
     assert wanted is not None, "an engine on a CPU has no other measure for its cache"
     states = num_shards * memory.cache_bytes(engines, size=size, tokens=0, sequences=running)
@@ -484,7 +486,7 @@ def _cache_tokens(
         1, num_shards * memory.cache_bytes(engines, size=size, tokens=1 << 20, sequences=0)
     )
     most = (
-        max(longest_tokens(recipe), int(max(0, room - states) / per_token * (1 << 20)))
+        max(longest_tokens(recipe), int(max(0, free_bytes - states) / per_token * (1 << 20)))
         if num_shards
         else wanted
     )

@@ -187,7 +187,7 @@ class MemoryModel:
                 self.table.facts, size=load.saved_size
             )
             if layout.recompute == "full":
-                inner = max(sums.most_between(start, end) - sums.input, again)
+                inner = max(sums.max_between(start, end) - sums.input, again)
                 most = max(top, tokens * inner + laid)
                 most += max(sums.fused[start:end], default=0.0)
                 activations = tokens * inputs * in_flight + most
@@ -472,7 +472,7 @@ class _LayerSums:
     def saved_between(self, start: int, end: int) -> float:
         return self.saved[end] - self.saved[start]
 
-    def most_between(self, start: int, end: int) -> float:
+    def max_between(self, start: int, end: int) -> float:
         return max(self.layers[start:end])
 
 

@@ -303,11 +303,11 @@ def _seconds(seconds: float) -> str:
     return format_duration(seconds)
 
 
-_MOST_NODES = 64
+_MAX_NODES = 64
 """Most nodes for which a refusal searches a machine that would fit."""
-_MOST_FIXES = 3
+_MAX_FIXES = 3
 """Most fixes of an error: nobody reads more."""
-_LEAST_TOKENS = 256
+_MIN_TOKENS = 256
 """Shortest response limit that is proposed."""
 _OPTION = re.compile(
     r"--(?:set (?P<key>[a-z_.]+)=(?P<value>\S+)|(?P<flag>gpus|nodes) (?P<number>\d+))"
@@ -359,7 +359,7 @@ def with_remedies(
     for trial in _remedy_trials(error, recipe, machine):
         if only_proposed and trial.kind != "proposed":
             break
-        if trial.kind in fixes or len(fixes) == _MOST_FIXES:
+        if trial.kind in fixes or len(fixes) == _MAX_FIXES:
             continue
         try:
             plan = plans(_changed(recipe, trial.changes))
@@ -401,7 +401,7 @@ def _remedy_trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterato
         )
     if visible and recipe.machine.gpus != 0:
         for nodes in (recipe.machine.nodes * factor for factor in (2, 4, 8, 16, 32, 64)):
-            if nodes <= _MOST_NODES:
+            if nodes <= _MAX_NODES:
                 yield _RemedyTrial(
                     kind="nodes", options=f"--nodes {nodes}", changes={"machine.nodes": nodes}
                 )
@@ -413,7 +413,7 @@ def _remedy_trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterato
             changes={"rollout.prompts_per_step": more},
         )
     for tokens in (recipe.rollout.max_response_tokens // part for part in (2, 4, 8)):
-        if tokens >= _LEAST_TOKENS:
+        if tokens >= _MIN_TOKENS:
             key = "rollout.max_response_tokens"
             yield _RemedyTrial(
                 kind="tokens", options=f"--set {key}={tokens}", changes={key: tokens}

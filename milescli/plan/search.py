@@ -181,7 +181,7 @@ def _fraction(space: SearchSpace, layout: EngineLayout) -> float:
 
 MIN_CAP, MAX_CAP = 2048, 32768
 """Bounds of the tokens of a microbatch on one rank, unless pinned."""
-CP_TOKENS, LEAST_CP_TOKENS = 4096, 1024
+CP_TOKENS, MIN_CP_TOKENS = 4096, 1024
 """Context parallelism is considered as long as each rank has this many positions of the longest
 sequence; the second bound applies if nothing else fits."""
 UNEVEN_GAIN = 0.99
@@ -238,7 +238,7 @@ class TrainerSearch:
 def search_trainer(space: SearchSpace, num_ranks: int) -> TrainerSearch:
     """Evaluate every legal layout of `num_ranks` ranks."""
     search = TrainerSearch()
-    for shortest in (CP_TOKENS, LEAST_CP_TOKENS):
+    for shortest in (CP_TOKENS, MIN_CP_TOKENS):
         for layout in legal_layouts(space, num_ranks, shortest=shortest):
             choice = evaluate_trainer(space, layout)
             search.num_evaluated += 1

@@ -26,7 +26,7 @@ from milescli.plan.memory import (
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.static_memory import recipe_load_fields
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
-from milescli.plan.transport import sent_copies, step_bytes, why_whole
+from milescli.plan.transport import sent_copies, step_bytes, whole_reason
 from milescli.plan.types import EngineLayout, Log
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
@@ -142,7 +142,7 @@ def search_space(
             + (0 if recipe.caches_teacher else teacher_passes(teachers, table)),
             size=size,
             bucket_bytes=bucket,
-            sends_whole=why_whole(recipe, memory) is not None,
+            sends_whole=whole_reason(recipe, memory) is not None,
             engines_apart=recipe.engines_apart,
         ),
         load=TrainerLoad(

@@ -15,7 +15,7 @@ from milescli.plan.types import EngineLayout, Log, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
-LEAST_STORE = 512 * MIB
+MIN_STORE = 512 * MIB
 """Smallest size of Ray's object store in any run: /dev/shm may be small, and so are most batches.
 """
 STORE_SHARE = 0.9
@@ -64,8 +64,8 @@ def plan_store(
     num_collectors = choose_collectors(recipe, engines, Log())
     needed = store_bytes(recipe, facts, num_collectors=num_collectors)
     shm = machine.nodes[0].shm_bytes
-    available = int(STORE_SHARE * shm) if shm else max(needed, LEAST_STORE)
-    size = min(max(needed, LEAST_STORE), available)
+    available = int(STORE_SHARE * shm) if shm else max(needed, MIN_STORE)
+    size = min(max(needed, MIN_STORE), available)
     why = (
         f"{recipe.sequences_per_step:,} x {recipe.longest_sequence:,} tokens of "
         f"{bytes_per_token(recipe, facts)} bytes are at most "
@@ -92,7 +92,7 @@ def sent_copies(recipe: Recipe, memory: MemoryModel, *, colocated: bool) -> int:
     channel = recipe.weights.named_channel
     is_apart = channel in ("distributed", "store") or (channel == "auto" and not colocated)
     keeps = recipe.has_engines and recipe.weights.full_every > 1 and is_apart
-    keeps = keeps and why_whole(recipe, memory) is None
+    keeps = keeps and whole_reason(recipe, memory) is None
     return keeps * (2 if recipe.weights.wave_share < 1 else 1)
 
 
@@ -104,7 +104,7 @@ PIECE_LOCATIONS = {
 """Channel -> where engines find the pieces of weights that they read."""
 
 
-def why_whole(recipe: Recipe, memory: MemoryModel) -> str | None:
+def whole_reason(recipe: Recipe, memory: MemoryModel) -> str | None:
     """Return why weights are published as whole tensors; None if each rank sends its pieces."""
     if recipe.train.lora.is_on:
         return "an adapter is trained"
@@ -130,7 +130,7 @@ def note_transfer(
     if not engines.num:
         return
     ranks, place = trainer.world_size, PIECE_LOCATIONS.get(channel)
-    if (why := why_whole(recipe, memory)) is not None:
+    if (why := whole_reason(recipe, memory)) is not None:
         how = f"are offered in {place}" if place else "go from rank 0 to every engine rank"
         size_bytes = memory.sent_weights(EngineLayout(), size=size)
         text = f"whole tensors {how}, as {why}"

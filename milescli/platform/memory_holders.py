@@ -14,7 +14,7 @@ from milescli.core.errors import MemoryTaken
 from milescli.core.units import GIB, format_bytes
 
 NUM_SHOWN = 3
-LEAST_BYTES = GIB // 4
+MIN_BYTES = GIB // 4
 """Smallest size of a process that is worth ending."""
 
 
@@ -35,7 +35,7 @@ def largest_processes(*, root: Path = Path("/proc")) -> list[Holder]:
         holder
         for folder in root.iterdir()
         if folder.name.isdigit() and int(folder.name) not in own
-        if (holder := _holder(folder)) is not None and holder.size_bytes >= LEAST_BYTES
+        if (holder := _holder(folder)) is not None and holder.size_bytes >= MIN_BYTES
     ]
     return sorted(found, key=lambda one: -one.size_bytes)[:NUM_SHOWN]
 

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 _NAME = "torch._dynamo"
-_ALONE = (f"{_NAME}._trace_wrapped_higher_order_op",)
+_STANDALONE_MODULES = (f"{_NAME}._trace_wrapped_higher_order_op",)
 """Modules of the compiler that work without the others; transformers imports one."""
 
 
@@ -69,7 +69,7 @@ class _Parts(MetaPathFinder, Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return None for other modules."""
-        is_part = name.rpartition(".")[0] == _NAME and name not in _ALONE
+        is_part = name.rpartition(".")[0] == _NAME and name not in _STANDALONE_MODULES
         if not is_part or not isinstance(sys.modules.get(_NAME), _StandIn):
             return None
         _load_compiler()

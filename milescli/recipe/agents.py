@@ -409,11 +409,11 @@ def _rules_of_role(name: str, role: Role) -> Iterator[Rule]:
         why=f"it is {role.reward!r}, so every sample would have the reward 0",
         fix=f"write `reward: {next(iter(role.reward_weights), 'math')}` at the role `{name}`",
     )
-    said = "is not trained" if role.is_policy else "is played by another model"
+    problem = "is not trained" if role.is_policy else "is played by another model"
     yield Rule(
         role.reward is not None and not role.is_trained,
         f"the reward of the role `{name}` has no effect",
-        why=f"the role {said}, so a reward cannot teach it anything",
+        why=f"the role {problem}, so a reward cannot teach it anything",
         fix=f"remove `reward` from the role `{name}`",
     )
     yield Rule(

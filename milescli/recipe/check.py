@@ -70,7 +70,7 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
 def unencrypted_key_warnings(recipe: Recipe) -> list[str]:
     """Return a warning for each API key that would be sent over the network in clear text."""
     settings, server = recipe.rollout, recipe.train.distill.server
-    asked: list[tuple[str | None, str, HasKey]] = [
+    with_keys: list[tuple[str | None, str, HasKey]] = [
         (settings.judge.url, "rollout.judge", settings.judge),
         (settings.remote_reward.url, "rollout.remote_reward", settings.remote_reward),
         (settings.user.endpoint.url, "rollout.user.endpoint", settings.user.endpoint),
@@ -83,5 +83,5 @@ def unencrypted_key_warnings(recipe: Recipe) -> list[str]:
         ),
         *((teacher.url, "train.distill.server", server) for teacher in recipe.teachers),
     ]
-    found = [unencrypted_key_warning(*each) for each in asked]
+    found = [unencrypted_key_warning(*each) for each in with_keys]
     return list(dict.fromkeys(warning for warning in found if warning))

@@ -249,12 +249,12 @@ def _docs(module: str) -> dict[tuple[str, str], str]:
         return {}
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {
-        (one.name, said.target.id): inspect.cleandoc(text.value.value)
+        (one.name, statement.target.id): inspect.cleandoc(text.value.value)
         for one in tree.body
         if isinstance(one, ast.ClassDef)
-        for said, text in pairwise(one.body)
-        if isinstance(said, ast.AnnAssign)
-        and isinstance(said.target, ast.Name)
+        for statement, text in pairwise(one.body)
+        if isinstance(statement, ast.AnnAssign)
+        and isinstance(statement.target, ast.Name)
         and isinstance(text, ast.Expr)
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)

@@ -98,13 +98,13 @@ def with_new_names(table: Table) -> Table:
     old = {name: table[name] for name in OLD_KEYS if name in table}
     if not old:
         return table
-    said = next(iter(old.values()))
+    first = next(iter(old.values()))
     shown = old[TENSORBOARD].value if TENSORBOARD in old else True
     project = old[WANDB].value if WANDB in old else None
     if not isinstance(shown, bool):
         raise RecipeError(
             f"`{TENSORBOARD}` cannot be `{old[TENSORBOARD].text}`",
-            why=f"{said.origin}: this key was true or false before `{TRACKERS}` replaced it",
+            why=f"{first.origin}: this key was true or false before `{TRACKERS}` replaced it",
             fix=[f"--set '{TRACKERS}=[tensorboard]'", f"--set '{TRACKERS}=[]'"],
         )
     new: dict[str, object] = {TRACKERS: ["tensorboard"] * shown + ["wandb"] * (project is not None)}
@@ -115,10 +115,10 @@ def with_new_names(table: Table) -> Table:
         if key in made:
             raise RecipeError(
                 f"`{next(iter(old))}` and `{key}` are both set",
-                why=f"{said.origin} uses the old name, {made[key].origin} the new one",
+                why=f"{first.origin} uses the old name, {made[key].origin} the new one",
                 fix=f"remove {' and '.join(f'`{name}`' for name in old)}, and keep `{key}`",
             )
-        made[key] = replace(said, value=value, text=str(value))
+        made[key] = replace(first, value=value, text=str(value))
     return made
 
 

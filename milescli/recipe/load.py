@@ -215,11 +215,11 @@ def _user_files(
             only=SETTINGS,
         )
         for path in paths
-        if _is_there(path) and (but_not is None or path.resolve() != but_not.resolve())
+        if _may_exist(path) and (but_not is None or path.resolve() != but_not.resolve())
     ]
 
 
-def _is_there(path: Path) -> bool:
+def _may_exist(path: Path) -> bool:
     """Return True if the file exists, and also if its folder is not accessible: reading it then
     raises the error."""
     try:
@@ -263,11 +263,11 @@ def explain(error: ValidationError, table: Table) -> RecipeError:
     others = (
         f"; also wrong: {', '.join(f'`{name}`' for name in names[1:])}" if len(names) > 1 else ""
     )
-    said = f"`{entry.text}`" if entry.text else "nothing"
+    shown = f"`{entry.text}`" if entry.text else "nothing"
     return RecipeError(
-        f"`{key.name}` cannot be {said}",
+        f"`{key.name}` cannot be {shown}",
         why=f"it must be {key.wants}; {_place(entry)} sets it to "
-        f"{said}{_within(key, places[0])}{others}",
+        f"{shown}{_within(key, places[0])}{others}",
         fix=_fix(key, entry),
     )
 

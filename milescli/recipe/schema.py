@@ -162,8 +162,8 @@ class Recipe(Section):
     def runs_code(self) -> bool:
         """Return True if code of the model runs on this machine."""
         rewards = [*self.rollout.reward_names, *(each.reward for each in self.data.mix or [])]
-        asked = "code" in rewards or "python" in self.rollout.tools
-        return asked and not self.rollout.code.url
+        is_required = "code" in rewards or "python" in self.rollout.tools
+        return is_required and not self.rollout.code.url
 
     @property
     def engines_apart(self) -> int:

@@ -39,14 +39,14 @@ def from_file(path: Path, *, option: str) -> dict[str, object]:
     """Read the settings in one adapter's file. Raises RecipeError. `option` is the option as
     typed."""
     node = read(layers.read_text(path, what=f"`{option}`:"), source=str(path))
-    said = as_written(node)
-    if not isinstance(said, dict):
+    settings = as_written(node)
+    if not isinstance(settings, dict):
         raise RecipeError(
             f"{path} does not describe an adapter",
             why=f"it contains `{node.text[:60]}`, not keys of a recipe",
             fix="write the keys that differ for this adapter: data: {prompts: FILE}",
         )
-    return said
+    return settings
 
 
 def from_options(options: Sequence[str]) -> Table:
@@ -79,7 +79,9 @@ def adapter_recipes(loaded: LoadedRecipe, *, steps: int | None = None) -> dict[s
     adapters = loaded.recipe.adapters
     if adapters:
         _check_all(loaded.recipe)
-    return {name: _adapter_recipe(loaded, name, said, steps) for name, said in adapters.items()}
+    return {
+        name: _adapter_recipe(loaded, name, settings, steps) for name, settings in adapters.items()
+    }
 
 
 def recipe_to_plan(
@@ -93,10 +95,10 @@ def recipe_to_plan(
 
 
 def _adapter_recipe(
-    loaded: LoadedRecipe, name: str, said: Mapping[str, object], steps: int | None
+    loaded: LoadedRecipe, name: str, settings: Mapping[str, object], steps: int | None
 ) -> LoadedRecipe:
     where = f"{KEY}.{name}"
-    own = layers.from_yaml(json.dumps(said), source=where, layer=SettingsLayer.RECIPE)
+    own = layers.from_yaml(json.dumps(settings), source=where, layer=SettingsLayer.RECIPE)
     for key, entry in own.items():
         _require_own(key, where=where, value=str(entry.value))
     table = table_of(loaded)

@@ -146,9 +146,9 @@ def _settings(nodes: dict[str, YamlNode], *, source: str) -> SweepSettings:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
         where = f"{source}:{nodes[name].line}" if name in nodes else source
-        said = f"`{nodes[name].text}`" if name in nodes else "missing"
+        shown = f"`{nodes[name].text}`" if name in nodes else "missing"
         raise RecipeError(
-            f"`{name}` of the sweep cannot be {said}",
+            f"`{name}` of the sweep cannot be {shown}",
             why=f"{where}: {str(first['msg'])[:1].lower()}{str(first['msg'])[1:]}",
             fix=f"write a valid `{name}` at {where}",
         ) from None
@@ -187,16 +187,17 @@ def _mapping(nodes: dict[str, YamlNode], name: str, *, source: str) -> dict[str,
 
 
 def _fixed(nodes: dict[str, YamlNode], *, source: str) -> tuple[str, ...]:
-    said = _mapping(nodes, "set", source=source)
+    fixed = _mapping(nodes, "set", source=source)
     searched = _mapping(nodes, "search", source=source)
-    for key in said:
+    for key in fixed:
         if key in searched:
+            first, second = fixed[key].line, searched[key].line
             raise RecipeError(
                 f"`{key}` is both set and searched",
-                why=f"{source}:{said[key].line} sets it, {source}:{searched[key].line} searches it",
-                fix=f"remove one of lines {said[key].line} and {searched[key].line} of {source}",
+                why=f"{source}:{first} sets it, {source}:{second} searches it",
+                fix=f"remove one of lines {first} and {second} of {source}",
             )
-    return tuple(f"{key}={node.text}" for key, node in said.items())
+    return tuple(f"{key}={node.text}" for key, node in fixed.items())
 
 
 def _dimensions(nodes: dict[str, YamlNode], *, source: str) -> tuple[Dimension, ...]:

@@ -58,14 +58,14 @@ def find_recipe(recipe: str, *, cwd: Path) -> Path:
     path = templates_dir() / f"{ALIASES.get(recipe, recipe)}.yaml"
     if recipe and path.is_file():
         return path
-    beside = [
+    neighbours = [
         cwd / f"{recipe}{suffix}"
         for suffix in SUFFIXES
         if recipe and (cwd / f"{recipe}{suffix}").is_file()
     ]
     guess = nearest(recipe, [*template_names(), *ALIASES])
     near = f"and the nearest is `{guess}`" if guess else "and none is near"
-    fixes = [f"miles launch --recipe {beside[0].name}"] if beside else []
+    fixes = [f"miles launch --recipe {neighbours[0].name}"] if neighbours else []
     fixes += [f"miles launch --recipe {guess}"] if guess else []
     raise RecipeError(
         f"there is no recipe `{recipe}`",

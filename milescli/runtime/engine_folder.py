@@ -70,7 +70,7 @@ def quantise_folder(base: Path, out: Path, *, plan: Plan, recipe: Recipe) -> Non
             base=base,
             format=form,
             card=lambda _: {},
-            beside=plan.precision,
+            plain_format=plan.precision,
             choose=lambda weights, form: quantised(
                 weights, form, (plan.trainer, plan.engines), recipe.train.exempt
             ),

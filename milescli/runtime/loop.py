@@ -173,7 +173,7 @@ def packing_of(run: Run, *, logprob_ids: set[int]) -> dict[str, Any]:
         "max_tokens_per_microbatch": plan.batch.max_row_tokens(plan.trainer.cp),
         "updates": source.updates,
         "temperature": source.temperature,
-        "asked": logprob_ids,
+        "logprob_ids": logprob_ids,
         "shares_prompts": plan.batch.shares_prompts,
     }
 

@@ -95,20 +95,20 @@ def assumptions(recipe: Recipe, texts: Iterable[str]) -> Assumptions:
 
 def find_warnings(recipe: Recipe, assume: Assumptions) -> list[str]:
     """Return warnings about defaults that probably do not fit the recipe."""
-    rollout, said = recipe.rollout, []
+    rollout, warnings = recipe.rollout, []
     if rollout.agent != "single_turn" and "turns" not in assume.origins:
-        said.append(
+        warnings.append(
             f"agent `{rollout.agent}` is simulated as one turn without tools: set "
             "`--assume turns=` and `--assume tool_s=`"
         )
     if rollout.filter != "none" and "kept_share" not in assume.origins:
-        said.append(
+        warnings.append(
             f"filter `{rollout.filter}` is simulated as if it kept every group: set "
             "`--assume kept_share=`"
         )
     if rollout.over_sampling > 1 and rollout.selection != "first":
-        said.append(f"selection `{rollout.selection}` is simulated as `first`")
-    return said
+        warnings.append(f"selection `{rollout.selection}` is simulated as `first`")
+    return warnings
 
 
 _ENDS = {"least": 0.0, "most": 1e9}

@@ -88,7 +88,7 @@ class Request:
     """Tokens that no failure of an engine can lose."""
     start: float = 0.0
     """Count of its engine when the request began there."""
-    room: float = 0.0
+    reserved_tokens: float = 0.0
     """Tokens of the cache that it occupies."""
 
 
@@ -117,9 +117,9 @@ class Engine:
     """Tokens that a request which always ran here would have generated."""
     at: float = 0.0
     context: float = 0.0
-    taken: float = 0.0
+    cache_used: float = 0.0
     """Tokens of the cache that running requests occupy."""
-    owed_s: float = 0.0
+    prefill_left_s: float = 0.0
     """Seconds of prefill before decoding continues."""
     busy_s: float = 0.0
     is_busy: bool = False
@@ -134,8 +134,8 @@ class Engine:
         if not self.running or not self.is_open or span <= 0:
             return
         self.busy_s += span
-        paid = min(self.owed_s, span)
-        self.owed_s -= paid
+        paid = min(self.prefill_left_s, span)
+        self.prefill_left_s -= paid
         batch = len(self.running)
         made = self.speed.tokens((span - paid) / self.slowness, batch=batch, context=self.context)
         self.count += made
@@ -147,22 +147,22 @@ class Engine:
         speed = self.speed
         while self.is_open and self.queue and len(self.running) < speed.slots:
             request = self.queue[0]
-            room = request.prompt + request.made + request.left / 2
-            if self.running and self.taken + room > speed.cache_tokens:
+            tokens_needed = request.prompt + request.made + request.left / 2
+            if self.running and self.cache_used + tokens_needed > speed.cache_tokens:
                 break
             self.queue.popleft()
-            request.start, request.room = self.count, room
+            request.start, request.reserved_tokens = self.count, tokens_needed
             request.group.oldest = min(request.group.oldest, self.version)
             self._numbers += 1
             heapq.heappush(self.running, (self.count + request.left, self._numbers, request))
-            self.taken += room
+            self.cache_used += tokens_needed
             self.context += request.prompt + request.made
-            self.owed_s += request.prefill * speed.prefill_s * self.slowness
+            self.prefill_left_s += request.prefill * speed.prefill_s * self.slowness
         self._stamp += 1
         if self.running and self.is_open:
             tokens = max(self.running[0][0] - self.count, 0.0)
             wait = speed.seconds(tokens, batch=len(self.running), context=self.context)
-            due = self.env.timeout(self.owed_s + wait * self.slowness, self._stamp)
+            due = self.env.timeout(self.prefill_left_s + wait * self.slowness, self._stamp)
             due.callbacks.append(self._ended)
         self._note_busy()
 
@@ -187,10 +187,10 @@ class Engine:
         self.fleet.flush()
 
     def _release(self, request: Request, made: float) -> None:
-        self.taken -= request.room
+        self.cache_used -= request.reserved_tokens
         self.context -= request.prompt + made
         if not self.running:
-            self.taken = self.context = self.owed_s = 0.0
+            self.cache_used = self.context = self.prefill_left_s = 0.0
 
     def pause(self) -> None:
         """Stop decoding during a publication."""
@@ -207,7 +207,7 @@ class Engine:
         if restarts:
             self._put_back()
         else:
-            self.owed_s = self.context * self.speed.prefill_s * self.slowness
+            self.prefill_left_s = self.context * self.speed.prefill_s * self.slowness
             for end, _, request in self.running:
                 request.made += self.count - request.start
                 request.left, request.start = end - self.count, self.count
@@ -219,7 +219,7 @@ class Engine:
             request.prefill = request.prompt + request.made
             self.queue.appendleft(request)
         self.running.clear()
-        self.taken = self.context = self.owed_s = 0.0
+        self.cache_used = self.context = self.prefill_left_s = 0.0
 
     def fail(self) -> list[Request]:
         """Fail, and return the requests, which go to other engines. Loses tokens generated since

@@ -16,7 +16,7 @@ from milescli.plan.devices import DEVICES, Efficiency
 from milescli.plan.make import make_plan
 from milescli.plan.memory import memory_model
 from milescli.plan.time import TimeModel, Work
-from milescli.plan.transport import LEAST_STORE, Transfer, transfer
+from milescli.plan.transport import MIN_STORE, Transfer, transfer
 from milescli.plan.types import EngineLayout, Plan, TrainerLayout
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
@@ -49,7 +49,7 @@ def _in_step(plan: Plan, name: str) -> int:
 
 def test_a_small_batch_takes_the_least_store() -> None:
     plan = _plan("quickstart", "machine.gpus=0")
-    assert plan.object_store_bytes == LEAST_STORE
+    assert plan.object_store_bytes == MIN_STORE
     assert "/dev/shm" not in _keys(plan)
 
 
@@ -70,7 +70,7 @@ def test_collected_batches_that_ranks_may_repeat_lie_in_the_store() -> None:
 
 def test_a_small_shared_memory_bounds_the_store_and_says_what_follows() -> None:
     plan = _plan("quickstart", "machine.gpus=0", *LONG, shm_gib=2)
-    assert LEAST_STORE < plan.object_store_bytes < 2 * GIB
+    assert MIN_STORE < plan.object_store_bytes < 2 * GIB
     assert "to disk" in _keys(plan)["/dev/shm"]
 
 

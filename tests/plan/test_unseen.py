@@ -20,7 +20,7 @@ from milescli.core.errors import CheckpointError, FitError
 from milescli.models.facts import ModelFacts
 from milescli.plan.legal import engine_faults, faults, training_faults
 from milescli.plan.make import make_plan
-from milescli.plan.search import LEAST_CP_TOKENS
+from milescli.plan.search import MIN_CP_TOKENS
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine, parse_machine
 from milescli.recipe.load import load
@@ -119,7 +119,7 @@ def check_plan(plan: Plan, recipe: Recipe, machine: Machine, facts: ModelFacts) 
         "tensor parallelism over a node's border"
     )
     assert layout.dp * plan.batch.updates_per_step <= plan.batch.num_samples
-    assert layout.cp == 1 or plan.batch.max_sequence_tokens >= layout.cp * LEAST_CP_TOKENS
+    assert layout.cp == 1 or plan.batch.max_sequence_tokens >= layout.cp * MIN_CP_TOKENS
     assert engines.max_running_requests >= engines.attention_dp
     assert (
         engines.max_running_requests % engines.attention_dp == 0

@@ -70,7 +70,7 @@ def test_main_memory_over_time_is_what_the_watchdog_wrote(
     import os
 
     record = MemoryRecord(driver=os.getpid(), folder=run.attempt())
-    record.look([])
+    record.sample([])
     record.end()
     [first, second] = client.get("/api/runs/tiny-1/memory").json()["over_time"]
     assert first["resident_bytes"]["driver"] > 2**20 and second["time_s"] >= first["time_s"]

@@ -15,7 +15,7 @@ import torch
 from milescli.core.events import WorkerMemory
 from milescli.platform.memory_record import peak_resident_bytes
 
-MOST_TENSORS = 20
+MAX_TENSORS = 20
 """Largest number of kinds of tensors to report, largest first."""
 HISTORY = 100_000
 """Most allocations that torch records for a picture of a GPU's memory."""
@@ -150,7 +150,7 @@ def largest_tensors(names: Mapping[int, str]) -> list[dict[str, Any]]:
         shape = "x".join(map(str, tensor.shape)) or "scalar"
         key = (what, shape, str(tensor.dtype).removeprefix("torch."), str(tensor.device))
         kinds.setdefault(key, []).append(size)
-    most = sorted(kinds.items(), key=lambda kind: -sum(kind[1]))[:MOST_TENSORS]
+    most = sorted(kinds.items(), key=lambda kind: -sum(kind[1]))[:MAX_TENSORS]
     return [
         {
             "what": what,

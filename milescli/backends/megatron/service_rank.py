@@ -165,8 +165,8 @@ class ServiceRank(TrainerRank):
         """Load what `keep_adapter` wrote into a new adapter. Raises CheckpointError."""
         self.load(folder)
         if (file := self._gradients_in(folder)).exists():
-            kept = load_file(file, device=str(self.device))
-            self._client.gradients = [kept[str(n)] for n in range(len(kept))]
+            tensors = load_file(file, device=str(self.device))
+            self._client.gradients = [tensors[str(n)] for n in range(len(tensors))]
 
     def _gradients_in(self, folder: Path) -> Path:
         return folder / f"gradients-{self.rank}.safetensors"

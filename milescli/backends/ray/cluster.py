@@ -149,18 +149,18 @@ class Cluster:
 
         given = ray.remote(max_retries=0)(_given_devices)
         counts = [int(bundle["GPU"]) for bundle in _bundles(plan)]
-        asked = [
+        requests = [
             given.options(
                 num_cpus=0, num_gpus=count, scheduling_strategy=self._in_bundle(node)
             ).remote()
             for node, count in enumerate(counts)
         ]
         try:
-            names = await asyncio.wait_for(asyncio.gather(*map(as_future, asked)), timeout_s)
+            names = await asyncio.wait_for(asyncio.gather(*map(as_future, requests)), timeout_s)
         except TimeoutError:
             raise WaitTimeout(
                 "Ray did not report which devices it assigned",
-                why=f"a task on each of {len(asked)} nodes was pending for {timeout_s:.0f} s",
+                why=f"a task on each of {len(requests)} nodes was pending for {timeout_s:.0f} s",
                 fix="ray status   # is every node still there?",
             ) from None
         assert [len(of_node) for of_node in names] == counts, f"asked for {counts}, given {names}"

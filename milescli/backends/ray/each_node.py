@@ -65,7 +65,7 @@ def _ask(
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     call = ray.remote(_portable())
-    asked = [
+    requests = [
         call.options(
             num_cpus=0,
             max_retries=0,
@@ -73,12 +73,12 @@ def _ask(
         ).remote(target, kwargs)
         for node in nodes
     ]
-    done, late = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+    done, late = ray.wait(requests, num_returns=len(requests), timeout=timeout_s)
     for ref in late:
         ray.cancel(ref, force=True)
     return [
         _answer(node, ref, target, timeout_s if ref not in done else None)
-        for node, ref in zip(nodes, asked, strict=True)
+        for node, ref in zip(nodes, requests, strict=True)
     ]
 
 

@@ -53,7 +53,7 @@ class SessionProcesses:
         if processes:
             arguments = (dict(processes), log_dir)
             threading.Thread(
-                target=self._look, args=arguments, name="ray-session", daemon=True
+                target=self._watch_processes, args=arguments, name="ray-session", daemon=True
             ).start()
 
     def expect_end(self) -> None:
@@ -81,13 +81,15 @@ class SessionProcesses:
         if self._death is not None:
             raise WorkerDied(self._death.what, why=self._death.why, fix=list(self._death.fixes))
 
-    def _look(self, processes: Mapping[str, subprocess.Popen[bytes]], log_dir: Path) -> None:
+    def _watch_processes(
+        self, processes: Mapping[str, subprocess.Popen[bytes]], log_dir: Path
+    ) -> None:
         while not self._expected.wait(CHECK_INTERVAL_S):
             for name, process in processes.items():
-                told = f"process {process.pid} ({name})"
+                label = f"process {process.pid} ({name})"
                 if (how := _ended(process)) is not None and not self._expected.is_set():
                     words = "" if how.endswith("SIGKILL") else _last_words(name, log_dir)
-                    self._lost(f"{MEANING[name]} died", f"{told} {how}", words, fix=WHO_ENDED_IT)
+                    self._lost(f"{MEANING[name]} died", f"{label} {how}", words, fix=WHO_ENDED_IT)
                     return
                 silence = self._silence_of(name, process)
                 if silence.is_too_long:
@@ -95,7 +97,7 @@ class SessionProcesses:
                     what = f"{MEANING[name]} has been silent for {silence.seconds:.0f} s"
                     self._lost(
                         what,
-                        f"{told} is stopped (SIGSTOP)",
+                        f"{label} is stopped (SIGSTOP)",
                         "",
                         fix="ps -eo pid,stat,cmd | grep ray   # T: stopped; who stopped it?",
                     )

@@ -41,7 +41,7 @@ _MODULES = (
     "torch.distributed.checkpoint.planner",
     "torch.distributed.checkpoint.filesystem",
 )
-_MOST_MEMO = 1_000_000
+_MAX_MEMO = 1_000_000
 """Most entries by which an index of a pickle's memo may exceed the existing ones."""
 _NAMES = {
     ("torch", "Size"),
@@ -84,7 +84,7 @@ class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
 
     def load_long_binput(self) -> None:
         number = int.from_bytes(self.read(4), "little")
-        if number > _MOST_MEMO + len(self.memo):
+        if number > _MAX_MEMO + len(self.memo):
             raise ValueError(f"its memo has a gap of {number:,}")
         self.memo[number] = self.stack[-1]
 

@@ -17,7 +17,7 @@ from milescli.recipe.imports.tables import (
 
 LONGEST_PROMPT = 4096
 """Largest number of prompt tokens if one bound covers prompt and response together."""
-_LEAST, _UNBOUNDED = 1e-6, 1e9
+_EPSILON, _UNBOUNDED = 1e-6, 1e9
 KL, FIX = "algo.kl", "algo.advantage.is_correction"
 
 
@@ -105,18 +105,21 @@ WHITENED = ("gae", "reinforce", "reinforce_baseline")
 def estimator(value: Any, found: ForeignConfig) -> RowResult:
     """Map the advantage estimator. Some estimators whiten advantages; with a KL term in the reward,
     all sum it over the later tokens."""
-    said = ESTIMATORS.get(str(value))
-    if said is None:
+    settings = ESTIMATORS.get(str(value))
+    if settings is None:
         return f"estimates advantages by `{value}`"
     if found.value(f"{KL}.init_coef", 0) > 0 and not found.value(f"{KL}.use_loss"):
-        said = {"train.credit": "to_go", **said}
+        settings = {"train.credit": "to_go", **settings}
     if value not in WHITENED:
-        return said
+        return settings
     if not found.value("algo.advantage.no_std_norm"):
-        return {**said, "train.whiten": True}
+        return {**settings, "train.whiten": True}
     if value == "reinforce_baseline":
-        return said
-    return {**said, NOTE: "OpenRLHF centres advantages without scaling them: miles does neither"}
+        return settings
+    return {
+        **settings,
+        NOTE: "OpenRLHF centres advantages without scaling them: miles does neither",
+    }
 
 
 def row_tokens(value: Any, found: ForeignConfig) -> RowResult:
@@ -204,8 +207,8 @@ def filter(value: Any, found: ForeignConfig) -> RowResult:
     low, high = found.value("algo.dynamic_filtering_range", [0, 1])
     return {
         "rollout.filter": "pass_rate",
-        "rollout.pass_rate_low": round(float(low) + _LEAST, 9),
-        "rollout.pass_rate_high": round(float(high) - _LEAST, 9),
+        "rollout.pass_rate_low": round(float(low) + _EPSILON, 9),
+        "rollout.pass_rate_high": round(float(high) - _EPSILON, 9),
     }
 
 
@@ -218,19 +221,19 @@ def correction(value: Any, found: ForeignConfig) -> RowResult:
     low, high = bounds if isinstance(bounds, list) else [0.0, bounds]
     if found.value("actor.policy_loss_type") == "gspo":  # its ratio is to the engine's instead
         return {"train.old_logprobs": "engine"}
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train.correction.kind": "importance",
         "train.correction.level": "token",
     }
     if "seq" in str(kind):
-        return said | {
+        return settings | {
             "train.correction.high": _UNBOUNDED,
             "train.correction.reject_level": "geometric",
             "train.correction.reject_low": float(low),
             "train.correction.reject_high": float(high),
         }
     is_mask = kind is True or kind == "icepop"
-    return said | {
+    return settings | {
         "train.correction.mode": "mask" if is_mask else "clip",
         "train.correction.low": float(low),
         "train.correction.high": float(high),

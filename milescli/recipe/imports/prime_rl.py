@@ -92,20 +92,22 @@ def environment(value: Any, found: ForeignConfig) -> RowResult:
     """Map the first environment, which also supplies the prompts; note any further ones."""
     options = _below(found, f"{SOURCE}.0.env")
     arguments = {name: one for name, one in options.pop("taskset", {}).items() if name != "id"}
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "rollout.agent": "verifiers",
         "rollout.verifiers.environment": value,
         "data.prompts": "task:verifiers",
     }
     if arguments:
-        said["rollout.verifiers.arguments"] = arguments
+        settings["rollout.verifiers.arguments"] = arguments
     if options:
-        said["rollout.verifiers.options"] = options
+        settings["rollout.verifiers.options"] = options
     if value in found.settings_below("orchestrator.eval.source.0.env").values():
-        said["data.eval"] = "task:verifiers-heldout"
+        settings["data.eval"] = "task:verifiers-heldout"
     if found.settings_below(f"{SOURCE}.1"):
-        said[NOTE] = "of the environments, the recipe has the first: miles trains on one of these"
-    return said
+        settings[NOTE] = (
+            "of the environments, the recipe has the first: miles trains on one of these"
+        )
+    return settings
 
 
 def _below(found: ForeignConfig, prefix: str) -> dict[str, Any]:

@@ -253,8 +253,8 @@ def _add_named(found: ForeignConfig, script: Path, text: str) -> None:
     `--config`, or Hydra's --config-path and --config-name. The script writes them itself, or they
     are in its folder or in one of its parents."""
     name = str(found.value("config_name", "")).removesuffix(".yaml")
-    told = str(found.value("config_path", "config")).rstrip("/")
-    folders = (told.rpartition("/")[2], re.sub(r"^\$\{?\w+\}?/", "", told))
+    config_path = str(found.value("config_path", "config")).rstrip("/")
+    folders = (config_path.rpartition("/")[2], re.sub(r"^\$\{?\w+\}?/", "", config_path))
     named = [[("", f"{folder}/{name}.yaml") for folder in folders if name]]
     named += [[one] for one in found.files]
     config = str(found.value("config", ""))
@@ -442,8 +442,8 @@ def _add_python(found: ForeignConfig, text: str, file: str, overrides: Sequence[
             for name, value, line in _arguments(node, called, known):
                 if isinstance(value, Unknown) and f"{before}{name}" in found.settings:
                     continue  # the usage has said it
-                told = str(value) if isinstance(value, Unknown) else value
-                found.add(f"{before}{name}", told, f"{file}:{line}")
+                plain_value = str(value) if isinstance(value, Unknown) else value
+                found.add(f"{before}{name}", plain_value, f"{file}:{line}")
         elif called == "load_dataset" and node.args:
             parts = [*node.args, *(k.value for k in node.keywords if k.arg in ("name", "split"))]
             values = [_literal(one, known) for one in parts]
@@ -513,8 +513,14 @@ def _names_of(tree: ast.Module) -> dict[str, ast.expr]:
                 pairs = list(zip(target.elts, value.elts, strict=False))
             elif isinstance(target, ast.Tuple):  # `model, tokenizer = from_pretrained(...)`
                 pairs = [(target.elts[0], value)]
-            names_of = [(one.id, told) for one, told in pairs if isinstance(one, ast.Name)]
-            known |= {name: told for name, told in names_of if not _wraps_name(told, name)}
+            names_of = [
+                (one.id, expression) for one, expression in pairs if isinstance(one, ast.Name)
+            ]
+            known |= {
+                name: expression
+                for name, expression in names_of
+                if not _wraps_name(expression, name)
+            }
         elif isinstance(node, ast.FunctionDef):
             given = [*node.args.posonlyargs, *node.args.args][-len(node.args.defaults) or None :]
             pairs_of = zip(given, node.args.defaults, strict=False)

@@ -62,8 +62,8 @@ def distils_rows(found: ForeignConfig) -> bool:
 
 def teacher(value: Any, found: ForeignConfig) -> RowResult:
     """Map the teacher's path; in RL the teacher replaces the reward."""
-    said = {"train.distill.teachers": [{"path": path_of(str(value))}]}
-    return said if distils_rows(found) else {**said, "rollout.reward": "none"}
+    settings = {"train.distill.teachers": [{"path": path_of(str(value))}]}
+    return settings if distils_rows(found) else {**settings, "rollout.reward": "none"}
 
 
 def of_teacher_alone(value: Any, found: ForeignConfig) -> RowResult:
@@ -98,8 +98,8 @@ def estimator(value: Any, found: ForeignConfig) -> RowResult:
         return {}
     if value == "gae":
         clip = found.value("value_clip")
-        said = {"train.advantage": "reinforce", "train.credit": "gae"}
-        return said if clip is not None else {**said, "train.critic.clip": None}
+        settings = {"train.advantage": "reinforce", "train.credit": "gae"}
+        return settings if clip is not None else {**settings, "train.critic.clip": None}
     if why := OF_STEPS.get(str(value)):
         return {"train.advantage": "reinforce", "train.credit": "to_go", NOTE: f"ROLL {why}"}
     mean, std = ("group", "group") if value == "grpo" else _norms(found)
@@ -109,14 +109,14 @@ def estimator(value: Any, found: ForeignConfig) -> RowResult:
     if value not in ("reinforce", "grpo"):
         return f"estimates advantages by `{value}`"
     sums = in_reward(found) or found.value("gamma", 1) != 1
-    said = {"train.credit": "to_go"} if sums else {}
+    settings = {"train.credit": "to_go"} if sums else {}
     if mean == "group":
-        return {"train.advantage": "grpo", **scaled, **said}
-    said |= {"train.advantage": "reinforce"}
+        return {"train.advantage": "grpo", **scaled, **settings}
+    settings |= {"train.advantage": "reinforce"}
     if mean == "batch":
         note = "ROLL centres and scales rewards over the batch: here, train.whiten does advantages"
-        return {**said, "train.whiten": True, NOTE: note}
-    return said if std is None else f"{WARNS}`{value}` scales rewards that are not centred"
+        return {**settings, "train.whiten": True, NOTE: note}
+    return settings if std is None else f"{WARNS}`{value}` scales rewards that are not centred"
 
 
 def _norms(found: ForeignConfig) -> tuple[str | None, str | None]:
@@ -270,11 +270,11 @@ def accumulated(value: Any, found: ForeignConfig) -> RowResult:
     whole = int(found.value("rollout_batch_size", 128))
     if not is_agentic(found):
         whole *= int(found.value("num_return_sequences_in_group", 1))
-    said = updates(float(whole), float(update))
-    return {"train.updates_per_step": 1} if isinstance(said, str) and update > whole else said
+    result = updates(float(whole), float(update))
+    return {"train.updates_per_step": 1} if isinstance(result, str) and update > whole else result
 
 
 def staleness(value: Any, found: ForeignConfig) -> RowResult:
     """Map how many batches rollout may run ahead; the trainer then computes the old log-probs."""
-    said = {"rollout.max_staleness": math.ceil(value)}
-    return {**said, "train.old_logprobs": "trainer"} if value else said
+    settings = {"rollout.max_staleness": math.ceil(value)}
+    return {**settings, "train.old_logprobs": "trainer"} if value else settings

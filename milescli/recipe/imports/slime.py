@@ -116,8 +116,11 @@ def evaluates(value: Any, found: ForeignConfig) -> RowResult:
     otherwise."""
     if not value:
         return {"eval.every": 0}
-    said = {"eval.every": int(value), "eval.temperature": found.value("rollout_temperature", 1.0)}
-    return said | {"eval.top_p": found.value("rollout_top_p", 1.0)}
+    settings = {
+        "eval.every": int(value),
+        "eval.temperature": found.value("rollout_temperature", 1.0),
+    }
+    return settings | {"eval.top_p": found.value("rollout_top_p", 1.0)}
 
 
 def kl_in_reward(value: Any, found: ForeignConfig) -> RowResult:

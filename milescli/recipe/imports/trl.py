@@ -77,8 +77,8 @@ _LOSSES = {
 
 def kind(found: ForeignConfig) -> str:
     """Return the training method, one of the names above; GRPO by default."""
-    told = found.value("trainer") or next(iter(_TRL_COMMAND.findall(found.text)), found.program)
-    program = re.sub(r"config$|trainer$|\.py$", "", str(told).lower().rpartition("/")[2])
+    trainer = found.value("trainer") or next(iter(_TRL_COMMAND.findall(found.text)), found.program)
+    program = re.sub(r"config$|trainer$|\.py$", "", str(trainer).lower().rpartition("/")[2])
     bare = program.replace("_", "")
     named = next((one for one in _REFUSED if one in bare), None)
     if named or program or _SAMPLES & set(found.settings):
@@ -164,15 +164,15 @@ def trains_rows(found: ForeignConfig) -> RowResult:
         return {}
     loss = {"kto": "kto", "orpo": "orpo", "cpo": "cpo"}.get(name)
     beta = found.value("beta", 0.1)
-    said = {"train.objective": "preference", "train.preference.beta": beta}
+    settings = {"train.objective": "preference", "train.preference.beta": beta}
     if name == "orpo":
-        said["train.preference.sft_weight"] = 1.0
+        settings["train.preference.sft_weight"] = 1.0
     if name == "cpo":
         loss = "simpo" if found.value("loss_type") == "simpo" else "cpo"
-        said["train.preference.sft_weight"] = found.value("cpo_alpha", 1.0)
+        settings["train.preference.sft_weight"] = found.value("cpo_alpha", 1.0)
     if loss == "simpo":
-        said["train.preference.gamma"] = found.value("simpo_gamma", 0.5)
-    return {**said, "train.preference.loss": loss} if loss else said
+        settings["train.preference.gamma"] = found.value("simpo_gamma", 0.5)
+    return {**settings, "train.preference.loss": loss} if loss else settings
 
 
 def lora(found: ForeignConfig) -> bool:
@@ -199,8 +199,8 @@ def batch(value: Any, found: ForeignConfig) -> RowResult:
 
 def _updates(found: ForeignConfig) -> int:
     """Return the optimizer updates per step."""
-    said = batch(found.value("per_device_train_batch_size", 8), found) if is_rl(found) else {}
-    return int(said.get("train.updates_per_step", 1)) if isinstance(said, dict) else 1
+    result = batch(found.value("per_device_train_batch_size", 8), found) if is_rl(found) else {}
+    return int(result.get("train.updates_per_step", 1)) if isinstance(result, dict) else 1
 
 
 def kl(value: Any, found: ForeignConfig) -> RowResult:
@@ -252,11 +252,11 @@ def dataset(value: Any, found: ForeignConfig) -> RowResult:
     parts = [str(one) for one in (found.value("dataset_config"), split) if one]
     if not str(name).startswith("hf:"):
         return {"data.prompts": name}
-    said = {"data.prompts": ":".join([name, *parts])}
+    settings = {"data.prompts": ":".join([name, *parts])}
     if found.value("eval_strategy", "no") != "no" and not is_rl(found):
         test = found.value("dataset_test_split", "test")
-        said["data.eval"] = ":".join([name, *parts[: -1 if split else None], test])
-    return said
+        settings["data.eval"] = ":".join([name, *parts[: -1 if split else None], test])
+    return settings
 
 
 def mixer(value: Any, found: ForeignConfig) -> RowResult:
@@ -267,11 +267,11 @@ def mixer(value: Any, found: ForeignConfig) -> RowResult:
 
 def min_lr(value: Any, found: ForeignConfig) -> RowResult:
     """Map the minimum of the learning rate: a number, or a share of the peak."""
-    told = value if isinstance(value, dict) else {"min_lr_rate": value}
-    if "min_lr_rate" in told:
-        rate = float(told["min_lr_rate"])
+    options = value if isinstance(value, dict) else {"min_lr_rate": value}
+    if "min_lr_rate" in options:
+        rate = float(options["min_lr_rate"])
         return {"train.optimizer.min_lr": part_of(float(found.value("learning_rate")), rate)}
-    return {"train.optimizer.min_lr": told["min_lr"]} if "min_lr" in told else {}
+    return {"train.optimizer.min_lr": options["min_lr"]} if "min_lr" in options else {}
 
 
 def mixture(value: Any, found: ForeignConfig) -> RowResult:
@@ -282,10 +282,10 @@ def mixture(value: Any, found: ForeignConfig) -> RowResult:
         )
         for one in value
     ]
-    said: dict[str, Any] = {"data.prompts": names[0] if len(names) == 1 else names}
+    settings: dict[str, Any] = {"data.prompts": names[0] if len(names) == 1 else names}
     if any(one.get("weight", 1.0) != 1.0 for one in value):
-        said[NOTE] = "the data sets have weights: see data.mix"
-    return said
+        settings[NOTE] = "the data sets have weights: see data.mix"
+    return settings
 
 
 def correction(value: Any, found: ForeignConfig) -> RowResult:

@@ -212,11 +212,13 @@ def min_lr(value: Any, found: ForeignConfig) -> RowResult:
 def kl_in_reward(value: Any, found: ForeignConfig) -> RowResult:
     """Map the KL coefficient of the reward. With groups, verl subtracts the KL before the group's
     mean."""
-    said: dict[str, Any] = {"train.kl_coef": value, "train.kl_in": "reward"}
+    settings: dict[str, Any] = {"train.kl_coef": value, "train.kl_in": "reward"}
     name = str(found.value("algorithm.adv_estimator")).rpartition(".")[2].lower()
     if name not in ("gae", "reinforce_plus_plus"):
-        said[NOTE] = "verl takes the KL of a whole response from its reward; miles, that of a token"
-    return said
+        settings[NOTE] = (
+            "verl takes the KL of a whole response from its reward; miles, that of a token"
+        )
+    return settings
 
 
 def warmup(value: Any, found: ForeignConfig) -> RowResult:
@@ -285,9 +287,13 @@ def generated(value: Any, found: ForeignConfig) -> RowResult:
 def samples(value: Any, found: ForeignConfig) -> RowResult:
     """Map the samples per prompt; with one sample and a group estimator, the advantage is the
     reward."""
-    said = {"rollout.samples_per_prompt": value}
+    settings = {"rollout.samples_per_prompt": value}
     name = str(found.value("algorithm.adv_estimator")).rpartition(".")[2].lower()
-    return {**said, "train.advantage": "reinforce"} if value == 1 and name in _OF_GROUPS else said
+    return (
+        {**settings, "train.advantage": "reinforce"}
+        if value == 1 and name in _OF_GROUPS
+        else settings
+    )
 
 
 def group_std(value: Any, found: ForeignConfig) -> RowResult:
@@ -319,14 +325,14 @@ def rejection(value: Any, found: ForeignConfig) -> RowResult:
     bound = str(found.value(f"{FIX}.rollout_rs_threshold"))
     lower, joint, upper = bound.rpartition("_")
     low = found.value(f"{FIX}.rollout_rs_threshold_lower", lower if joint else 1.0 / float(upper))
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train.correction.reject_level": level,
         "train.correction.reject_low": float(low),
         "train.correction.reject_high": float(upper),
     }
     if not found.value(f"{FIX}.rollout_is"):
-        said |= {"train.correction.kind": "importance", "train.correction.mode": "none"}
-    return said
+        settings |= {"train.correction.kind": "importance", "train.correction.mode": "none"}
+    return settings
 
 
 def reward_path(value: Any, found: ForeignConfig) -> RowResult:

@@ -181,14 +181,14 @@ def _map(found: ForeignConfig, table: Framework, made: Imported) -> None:
     for name, row in table.rows.items():
         if (one := found.settings.get(name)) is None:
             continue
-        said = _row_result(row, one, found)
-        if isinstance(said, str):
+        result = _row_result(row, one, found)
+        if isinstance(result, str):
             if name in typed:
-                _add_without(made, one, said)
+                _add_without(made, one, result)
             continue
-        if note := said.get(NOTE):
+        if note := result.get(NOTE):
             made.notes.append(str(note))
-        for key, value in said.items():
+        for key, value in result.items():
             if key != NOTE and (
                 name in typed or key in made.entries or value != keys()[key].default
             ):
@@ -299,10 +299,12 @@ def _check(made: Imported, *, name: str, source: str) -> None:
                 made.entries[wrong] = Entry(wrong, place, "theirs is refused: see the end")
             why = f"{error.what}: {error.why}"
             made.without.append((_foreign_setting(one), f"{wrong}={one.value} is refused: {why}"))
-            told = next((note for note in made.notes if note.startswith(_REFUSED)), None)
-            if told is not None:
-                made.notes.remove(told)
-            made.notes.append(f"{told or _REFUSED}{',' * (told is not None)} {wrong}")
+            refused_note = next((note for note in made.notes if note.startswith(_REFUSED)), None)
+            if refused_note is not None:
+                made.notes.remove(refused_note)
+            made.notes.append(
+                f"{refused_note or _REFUSED}{',' * (refused_note is not None)} {wrong}"
+            )
 
 
 def _foreign_setting(entry: Entry) -> Setting:

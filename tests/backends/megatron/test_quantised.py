@@ -74,7 +74,7 @@ def _exported(base: Path, out: Path, form: str) -> Path:
             base=base,
             format=form,
             card=lambda _: {},
-            beside="fp32",
+            plain_format="fp32",
         ).path
 
 

@@ -130,7 +130,7 @@ def test_a_release_in_fp8_and_fp4_keeps_each_number_through_conversion_and_expor
             base=folder,
             format="bf16",
             card=lambda _: {},
-            beside="bf16",
+            plain_format="bf16",
         )
         ways = {"read": {name: source.read(name) for name in plain}}
     ways |= {

@@ -24,7 +24,7 @@ PROGRAM = textwrap.dedent(
     import os, signal, sys, time
     from pathlib import Path
     from milescli.console.output import Mode, Output
-    from milescli.core.driver_pipe import say
+    from milescli.core.driver_pipe import report_to_parent
     from milescli.core.errors import (
         MilesError, NodeDied, NodesJoined, RecipeError, WaitTimeout, WorkerDied
     )
@@ -35,19 +35,19 @@ PROGRAM = textwrap.dedent(
 
     def attempt(path):
         if kind == "connects":
-            from milescli.backends.ray.joining import uninterrupted
+            from milescli.backends.ray.joining import deferring_signals
 
-            say(run=path)
-            with uninterrupted():
+            report_to_parent(run=path)
+            with deferring_signals():
                 print("up", os.getpid(), flush=True)
                 while True:
                     time.sleep(0.02)
         log_dir = path / "logs" / f"attempt_{len(list(path.glob('logs/*'))) + 1}"
         log_dir.mkdir(parents=True)
-        say(run=path, log_dir=log_dir, max_restarts=2, window_s=60.0, num_steps=9)
+        report_to_parent(run=path, log_dir=log_dir, max_restarts=2, window_s=60.0, num_steps=9)
         number = int(log_dir.name.partition("_")[2])
         if num_deaths and number > num_deaths:
-            say(code=0)
+            report_to_parent(code=0)
             return
         with (path / "events.jsonl").open("a") as events:
             events.write('{"event": "StepDone", "step": %d, "num_steps": 9}\\n' % number)
@@ -70,7 +70,8 @@ PROGRAM = textwrap.dedent(
                 os.abort()
         if kind == "saw":
             (log_dir / "verdict.json").write_text('{"outcome": "killed"}')
-            say(cause=WorkerDied("the raylet died", why="SIGKILL", fix="look").as_dict())
+            cause = WorkerDied("the raylet died", why="SIGKILL", fix="look")
+            report_to_parent(cause=cause.as_dict())
             os._exit(1)
         if kind in ("died", "wrong", "lost-alone", "joined"):
             kinds = {
@@ -81,7 +82,7 @@ PROGRAM = textwrap.dedent(
             }
             error = kinds[kind]("it", why="x", fix="y")
             print("told", file=sys.stderr)
-            say(error=error.as_dict(), code=int(error.exit_code))
+            report_to_parent(error=error.as_dict(), code=int(error.exit_code))
             sys.exit(error.exit_code)
         if kind == "counts":
             came = []
@@ -90,7 +91,7 @@ PROGRAM = textwrap.dedent(
             while not came:
                 time.sleep(0.02)
             time.sleep(0.3)
-            say(code=100 + len(came))
+            report_to_parent(code=100 + len(came))
             os._exit(100 + len(came))
         if kind == "closed":
             came = []
@@ -98,7 +99,7 @@ PROGRAM = textwrap.dedent(
             print("up", os.getpid(), flush=True)
             while not came:
                 time.sleep(0.02)
-            say(code=101)
+            report_to_parent(code=101)
             os._exit(101)
 
     output = Output(Mode.JSON)

@@ -31,7 +31,7 @@ def _request(*data: Datum, loss: str = "cross_entropy", **config: float) -> Pass
 def test_the_loss_is_a_sum_over_the_targets() -> None:
     data = [_datum([1, 2, 3], weights=[0.5, 2.0]), _datum([4, 5])]
     (shard,) = batch_of(_request(*data), LIMITS).shards
-    assert shard.loss_weights.tolist() == [1.0, 1.0] and sorted(shard.asked) == [0, 1]
+    assert shard.loss_weights.tolist() == [1.0, 1.0] and sorted(shard.logprob_ids) == [0, 1]
     by_number = dict(zip(shard.sequence_ids.tolist(), range(2), strict=True))
     starts = shard.cu_seqlens
     first = slice(starts[by_number[0]], starts[by_number[0] + 1])

@@ -31,11 +31,11 @@ class CpuRmsNorm(torch.autograd.Function):
 
 
 _WIDEST_HEAD = 96
-_MOST_VALUES = 4096
+_MAX_VALUES = 4096
 """Most values of a head's keys: 128 positions of 32, 64 of 64. Beyond these, PyTorch's kernel,
 which multiplies matrices, is as fast or faster: 1.6 times at 128 positions of 128."""
 _SKIPPING = 4
-"""Factor of `_MOST_VALUES` if queries are left out, which PyTorch's kernel cannot do: this kernel
+"""Factor of `_MAX_VALUES` if queries are left out, which PyTorch's kernel cannot do: this kernel
 took 0.5 to 0.9 of its time at 77 to 256 positions of 64, of which 50 to 80 % were left out in 7 of
 8 sequences."""
 
@@ -45,7 +45,7 @@ def is_for(query: torch.Tensor, longest: int, *, skips: bool = False) -> bool:
     queries [..., heads, d] of sequences of at most `longest` positions. `skips`: some queries are
     left out."""
     size = query.shape[-1]
-    most = _SKIPPING * _MOST_VALUES if skips else _MOST_VALUES
+    most = _SKIPPING * _MAX_VALUES if skips else _MAX_VALUES
     is_faster = size <= _WIDEST_HEAD and longest * size <= most
     fits = size % cpu_kernels.LANES == 0 and (is_faster or exact.is_on())
     return fits and (exact.is_on() or cpu_kernels.supports(query))

@@ -92,12 +92,12 @@ def _compare(
     logits = index_logits(query, key)
     fired = logits.relu()
     scores = (weights.unsqueeze(1) @ fired).squeeze(1).masked_fill_(~chosen, -torch.inf)
-    said = torch.where(chosen, scores.log_softmax(dim=-1), 0.0)
+    log_shares = torch.where(chosen, scores.log_softmax(dim=-1), 0.0)
     seen = attended.sum(dim=-1)
     shares = torch.where(seen > 0, shares, 0.0)
     target = attended / seen.unsqueeze(-1).clamp_min(torch.finfo(torch.float32).tiny)
-    divergence = (torch.xlogy(target, target) - target * said).sum(dim=-1)
-    slope = torch.where(chosen, said.exp() - target, 0.0) * shares.unsqueeze(-1)
+    divergence = (torch.xlogy(target, target) - target * log_shares).sum(dim=-1)
+    slope = torch.where(chosen, log_shares.exp() - target, 0.0) * shares.unsqueeze(-1)
     by_head = slope.unsqueeze(1) * weights.unsqueeze(-1) * (logits > 0) * query.shape[-1] ** -0.5
     gradients = (
         by_head @ key.float(),

@@ -127,15 +127,15 @@ class ShardPlan:
     ) -> torch.Tensor:
         entry = piece.entry
         if is_repacked(entry):
-            held = gathered[piece.part.name]
+            rows = gathered[piece.part.name]
         else:
             if entry.megatron not in split:
                 parameter = self._weights[entry.megatron].parameter.detach()
                 split[entry.megatron] = entry.rule.split(parameter, entry.facts)
-            held = split[entry.megatron][piece.index]
+            rows = split[entry.megatron][piece.index]
             if entry.row is not None:
-                held = held.unsqueeze(0)
-        return held[piece.part.box.within(piece.held)]
+                rows = rows.unsqueeze(0)
+        return rows[piece.part.box.within(piece.held)]
 
     def _repacked_in(self, bucket: Sequence[Piece]) -> list[Entry]:
         """Return the entries of all rows of those stacked tensors whose first row is in the
@@ -290,7 +290,7 @@ def _with_senders(
     """Return the pieces with their senders, split so that each group's ranks are about equally
     loaded."""
     parts = [piece.part for unit in units for piece in unit]
-    bound = min(least_busiest(_held_by(parts, group)) for group in groups)
+    bound = min(least_busiest(_parts_in_group(parts, group)) for group in groups)
     cut = [
         [
             replace(piece, part=part)
@@ -301,21 +301,22 @@ def _with_senders(
     ]
     parts = [piece.part for unit in cut for piece in unit]
     senders = zip(
-        *(assign(_held_by(parts, group), num_ranks=num_ranks) for group in groups), strict=True
+        *(assign(_parts_in_group(parts, group), num_ranks=num_ranks) for group in groups),
+        strict=True,
     )
     return [[replace(piece, senders=next(senders)) for piece in unit] for unit in cut]
 
 
-def _held_by(parts: Sequence[Part], group: Sequence[int]) -> list[Part]:
+def _parts_in_group(parts: Sequence[Part], group: Sequence[int]) -> list[Part]:
     """Return the parts with only their owners within the group. Raises LookupError if a part has
     none there."""
     members = {*group}
-    kept: dict[tuple[int, ...], tuple[int, ...]] = {}
-    held = list[Part]()
+    owners: dict[tuple[int, ...], tuple[int, ...]] = {}
+    within = list[Part]()
     for part in parts:
-        if part.owners not in kept:
-            kept[part.owners] = tuple(rank for rank in part.owners if rank in members)
-        if not kept[part.owners]:
+        if part.owners not in owners:
+            owners[part.owners] = tuple(rank for rank in part.owners if rank in members)
+        if not owners[part.owners]:
             raise LookupError(f"ranks {group} hold nothing of {part.name} {part.box}")
-        held.append(replace(part, owners=kept[part.owners]))
-    return held
+        within.append(replace(part, owners=owners[part.owners]))
+    return within

@@ -137,7 +137,7 @@ class UpdateLoss:
         self._add_figures(tokens, terms)
         if self.measures_engine and Stream.ENGINE in tokens:
             self._compare_with_engine(tokens)
-        is_wanted = not set(self.shard.shard.asked).isdisjoint(microbatch.indices)
+        is_wanted = not set(self.shard.shard.logprob_ids).isdisjoint(microbatch.indices)
         if is_wanted and self.logprobs is not None and outputs.logprobs is not None:
             reported = outputs.logprobs
             if self.reports_candidates and outputs.candidates is not None:

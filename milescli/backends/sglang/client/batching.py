@@ -37,7 +37,7 @@ OnPart = Callable[[dict[str, Any]], None]
 """Receives the reply so far, every few tokens."""
 MAX_PARTS = 512
 """Largest number of parts of one reply: each holds all tokens so far."""
-Look = Callable[[str], Awaitable[Load | None]]
+ReadLoad = Callable[[str], Awaitable[Load | None]]
 """URL of an engine -> its current load; None if the engine does not report it."""
 
 
@@ -67,7 +67,7 @@ class _Engine:
     """Number of requests that wait for their replies."""
     is_closed: bool = False
     """True while its weights change: it gets no requests."""
-    next_look: float = 0.0
+    next_check_s: float = 0.0
     """Earliest time.monotonic of the next check of its load."""
     calls: dict[asyncio.Task[None], list[_Request]] = field(default_factory=dict)
 
@@ -89,12 +89,12 @@ class RequestBatcher:
         streams: Mapping[str, Stream],
         *,
         max_running: int | None = None,
-        look: Look = _no_load,
+        read_load: ReadLoad = _no_load,
     ) -> None:
         """Send requests over `streams`, one per engine, by its URL. `max_running`: requests that an
         engine can run at once; None: it gets all of them at once."""
         self._max_running = max_running
-        self._look, self._looks = look, set[asyncio.Task[None]]()
+        self._read_load, self._load_tasks = read_load, set[asyncio.Task[None]]()
         self._engines = dict[str, _Engine]()
         self._engines = {
             url: _Engine(url, stream, Admission(max_running)) for url, stream in streams.items()
@@ -175,9 +175,9 @@ class RequestBatcher:
     async def close(self) -> None:
         """Cancel open requests."""
         calls = [call for engine in self._engines.values() for call in engine.calls]
-        for call in (*calls, *self._looks):
+        for call in (*calls, *self._load_tasks):
             call.cancel()
-        await asyncio.gather(*calls, *self._looks, return_exceptions=True)
+        await asyncio.gather(*calls, *self._load_tasks, return_exceptions=True)
 
     def _send_soon(self) -> None:
         if self._waiting and not self._is_sending:
@@ -201,7 +201,7 @@ class RequestBatcher:
                 self._note_home(request, engine)
         self._most_held = max(self._most_held, len(self._waiting))
         for engine in self._engines.values() if self._waiting else ():
-            self._look_at(engine)
+            self._update_load(engine)
         return None
 
     def _replied(self, engine: _Engine, reply: asyncio.Future[dict[str, Any]]) -> None:
@@ -212,23 +212,23 @@ class RequestBatcher:
             self._num_retractions += num
             engine.admission.num_retractions += num
             if num:
-                self._look_at(engine)
+                self._update_load(engine)
         if engine.num_spare >= REFILL or not engine.num_open:
             self._send_soon()
 
-    def _look_at(self, engine: _Engine) -> None:
-        if self._max_running is None or time.monotonic() < engine.next_look:
+    def _update_load(self, engine: _Engine) -> None:
+        if self._max_running is None or time.monotonic() < engine.next_check_s:
             return
-        engine.next_look = time.monotonic() + LOAD_CHECK_INTERVAL_S
+        engine.next_check_s = time.monotonic() + LOAD_CHECK_INTERVAL_S
 
-        async def look() -> None:
-            if (load := await self._look(engine.url)) is not None:
+        async def read_load() -> None:
+            if (load := await self._read_load(engine.url)) is not None:
                 engine.admission.adapt(load)
                 self._send_soon()
 
-        task = asyncio.ensure_future(look())
-        self._looks.add(task)
-        task.add_done_callback(self._looks.discard)
+        task = asyncio.ensure_future(read_load())
+        self._load_tasks.add(task)
+        task.add_done_callback(self._load_tasks.discard)
 
     def _shares(self, waiting: list[_Request]) -> Iterator[tuple[_Engine, list[_Request]]]:
         """Choose the requests of each engine. The next turn of a conversation goes to the engine

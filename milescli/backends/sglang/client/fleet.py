@@ -101,7 +101,7 @@ class SglangFleet:
         self._batcher = RequestBatcher(
             {engine.url: self._stream_of(engine) for engine in engines},
             max_running=max_running,
-            look=self._look,
+            read_load=self._read_load,
         )
         self._response_timeout_s = response_timeout_s
         self._order_timeout_s = order_timeout_s
@@ -132,7 +132,7 @@ class SglangFleet:
             engine, "/generate", body, timeout_s=timeout_s
         )
 
-    async def _look(self, url: str) -> Load | None:
+    async def _read_load(self, url: str) -> Load | None:
         for engine in self.http.engines:
             if engine.url == url and (loads := await self.http.loads(engine)):
                 return Load.of(loads)
@@ -213,12 +213,13 @@ class SglangFleet:
         """Request the rest of a response, in one call with other requests of the same moment, and
         return the reply."""
         request = response.request
-        told, before = request.on_tokens, [*response.token_ids]
+        callback, before = request.on_tokens, [*response.token_ids]
         return await self._batcher.ask(
             {**response.body, **self._to},
             timeout_s=timeout_s,
             conversation=request.conversation,
-            on_part=told and (lambda part: told([*before, *(part.get("output_ids") or ())])),
+            on_part=callback
+            and (lambda part: callback([*before, *(part.get("output_ids") or ())])),
         )
 
     async def score(self, token_ids: list[int]) -> array[float]:

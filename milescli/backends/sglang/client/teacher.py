@@ -178,14 +178,16 @@ class ServedTeachers:
         """Return the teacher's log-probs of responses to the prompt with the hint: on-policy
         self-distillation if the teacher is the initial policy. The prompt's own tokens get none."""
         assert self._tokenizer is not None, "hints are tokenised"
-        told = with_hint(prompt, hint, self._tokenizer)
+        hinted = with_hint(prompt, hint, self._tokenizer)
         known = len(prompt.token_ids)
         assert all(line.token_ids[:known].tolist() == prompt.token_ids for line in trajectories)
         rows = [
-            replace(line, token_ids=array("i", told) + line.token_ids[known:])
+            replace(line, token_ids=array("i", hinted) + line.token_ids[known:])
             for line in trajectories
         ]
-        return [_replace_prompt(words, len(told), known) for words in await teacher.score_all(rows)]
+        return [
+            _replace_prompt(words, len(hinted), known) for words in await teacher.score_all(rows)
+        ]
 
 
 _FIELD = re.compile(r"\{(label|demonstration)\}")

@@ -151,7 +151,7 @@ def test_an_engine_that_discarded_is_looked_at_once_in_a_while(max_running: int 
             looks.append(url)
             return Load(running=10, waiting=3, usage=0.8)
 
-        asked = RequestBatcher({"one": engine.stream}, max_running=max_running, look=look)
+        asked = RequestBatcher({"one": engine.stream}, max_running=max_running, read_load=look)
         tasks = _ask(asked, 6)
         await settled()
         engine.let(6)
