@@ -26,7 +26,7 @@ from pairs import Machine, Table, command_line, report, take_turns
 
 from milescli.agents.environment_fleet import EnvironmentFleet
 from milescli.agents.proxy import SessionProxy
-from milescli.core.types import StopReason, VersionSpan, WeightVersion
+from milescli.core.types import Prompt, StopReason, VersionSpan, WeightVersion
 from milescli.data.scratch_tokenizer import MIN_VOCAB_SIZE, make_scratch_tokenizer
 from milescli.data.tokenizer import load_tokenizer
 from milescli.recipe.agents import EnvironmentSettings
@@ -124,7 +124,7 @@ async def serve_sessions() -> None:
         proxy.open(
             RecordingSession(
                 _Engine(),  # type: ignore[arg-type]
-                prompt_index=number,
+                prompt=Prompt(index=number, token_ids=[], text=""),
                 seed=number,
                 settings=GenerateRequest(prompt_ids=(), max_new_tokens=64),
                 max_tokens=4096,

@@ -272,6 +272,7 @@ def step_done(step: int, *, num_steps: int, rng: random.Random) -> StepDone:
             lr=1e-6,
             logprob_diff_mean=noisy(0.002),
             logprob_diff_max=noisy(0.2),
+            logprob_diff_tokens=230_000,
             num_tokens=260_000,
             num_loss_tokens=230_000,
             num_microbatches=16,
