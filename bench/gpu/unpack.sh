@@ -19,9 +19,11 @@ _miles_kit_extract() { # ARCHIVE FOLDER
     tar -C "$2" -xJf "$1"
   else
     "${PYTHON:-python3}" -c 'import lzma, sys, tarfile
+# Python before 3.11.4 knows no filters; the checksum is compared before
+options = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
 with lzma.open(sys.argv[1]) as stream:
     with tarfile.open(fileobj=stream, mode="r|") as archive:
-        archive.extractall(sys.argv[2], filter="tar")
+        archive.extractall(sys.argv[2], **options)
     stream.read()  # to its end, where a broken one is known' "$1" "$2"
   fi
 }
