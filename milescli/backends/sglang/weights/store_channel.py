@@ -118,6 +118,8 @@ class StoreChannel(PushChannel):
         self._route: StoreRoute | None = None
         self._slices: list[Slice] = []
         """Where each whole tensor lies in the object of the last bucket. On rank 0."""
+        self._is_over = False
+        """A rank has failed in this publish, and all know it: no more is written."""
 
     def open(self, engines: list[EngineAddress]) -> None:
         """Open the store. Raises MachineError on all ranks if one cannot reach it."""
@@ -138,6 +140,8 @@ class StoreChannel(PushChannel):
     def _flatten(self, bucket: Any, index: int) -> list[Sent] | MilesError:
         """Put this rank's messages into the store, and say where; or return the error, which rank 0
         raises."""
+        if self._is_over:
+            return []
         is_whole = not (bucket and isinstance(bucket[0], Shard))
         self._shards = [] if is_whole else bucket
         messages = [] if is_whole else self._messages(bucket)
@@ -166,18 +170,20 @@ class StoreChannel(PushChannel):
 
     def _free(self) -> None:
         super()._free()
+        self._is_over = False
         if self._route is not None:
             self._route.forget()
 
     def _collect(self, own: list[Sent] | MilesError) -> list[list[Sent] | MilesError]:
         """Return on rank 0 what all ranks put there. No rank goes on before rank 0 arrives: by then
         the bucket before has been read."""
-        everyones: list[Any] = [own]
+        everyones: list[Any] = [(own, self._failed)]
         if dist.is_initialized() and dist.get_world_size() > 1:
             everyones *= dist.get_world_size()
-            dist.all_gather_object(everyones, own)
+            dist.all_gather_object(everyones, (own, self._failed))
+        self._is_over = any(failed or isinstance(each, MilesError) for each, failed in everyones)
         self._new_route().forget_before_last()
-        return everyones
+        return [each for each, _ in everyones]
 
     def _begin_loading(self, whole: list[list[Sent] | MilesError]) -> None:
         sent = list[list[Sent]]()

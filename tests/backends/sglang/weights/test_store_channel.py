@@ -14,7 +14,7 @@ import torch
 
 from milescli.backends.sglang.inside.links import read_links
 from milescli.backends.sglang.weights.store_channel import StoreChannel
-from milescli.backends.stores.store import StoreError, StoreUrl
+from milescli.backends.stores.store import ObjectStore, StoreError, StoreUrl
 from milescli.core.types import EngineAddress
 from tests.backends.sglang.launch.slow_engine import SlowEngine
 
@@ -79,6 +79,31 @@ def test_whole_tensors_are_one_object_each_bucket_and_are_removed_once_read(tmp_
     assert len({name for names in own for name in names}) == NUM_BUCKETS
     assert os.listdir(folder) == ["rank1-of-another"]
     assert channel.sent_bytes >= NUM_BUCKETS * 4012
+
+
+def test_after_a_failure_nothing_more_is_written_until_the_next_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, written = tmp_path / "weights", list[str]()
+    folder.mkdir()
+    engine = ReadingEngine(folder)
+    channel = opened(folder, engine)
+    write = ObjectStore.write
+
+    def full_at_the_second(store: ObjectStore, name: str, data: bytes) -> None:
+        written.append(name)
+        if len(written) == 2:
+            raise StoreError("the store is full", why="for once", fix="--to DIR")
+        write(store, name, data)
+
+    monkeypatch.setattr(ObjectStore, "write", full_at_the_second)
+    with pytest.raises(StoreError, match="the store is full"):
+        channel.send(buckets())
+    assert len(written) == 2 and os.listdir(folder) == []
+    channel.send(buckets())
+    channel.close()
+    engine.close()
+    assert len(written) == 2 + NUM_BUCKETS and len(engine.loaded) == 1 + NUM_BUCKETS
 
 
 def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
