@@ -91,8 +91,8 @@ def engine_memory(
     """Estimate the main memory of an engine. `compared`: bytes of the copy with which the first
     publication is compared, and with `verifies` each one; `used`: from `engine_workspace`; `sent`:
     bytes of one bucket of weights; `kept_bytes`: bytes of the weights that it received last, if
-    only their changes are sent, or of the memory into which it reads over RDMA. Loading maps a file
-    of half as many bytes as the weights."""
+    only their changes are sent, and of the memory into which it reads over RDMA or from a store.
+    Loading maps a file of half as many bytes as the weights."""
     base = ENGINE_PROCESS + weights + kept_bytes
     trained = base + ENGINE_KERNELS
     return ProcessMemory(
@@ -443,7 +443,7 @@ def _nodes(
                         compared=compared,
                         used=used,
                         sent=sent,
-                        kept_bytes=published if load.sent_copies else landing,
+                        kept_bytes=landing + (published if load.sent_copies else 0),
                         verifies=sync.verify,
                     )
                     for engine, count in shards.items()

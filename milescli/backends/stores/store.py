@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from milescli.core.errors import MachineError, MilesError
+from milescli.core.errors import DISK_FULL, MachineError, MilesError
 from milescli.core.private import without_private, without_secret_values
 from milescli.recipe.store_url import PACKAGES, scheme_of
 
@@ -207,6 +207,10 @@ class ObjectStore:
         elif names & _NO_LOGIN:
             what, fixes = f"there are no credentials for {shown}", _LOGINS.get(scheme, [])
             is_final = True
+        elif isinstance(error, OSError) and error.errno in DISK_FULL:
+            what = f"{shown} is full"
+            if scheme == "file":
+                fixes = [f"df -h {shlex.quote(self._root)}   # free some disk space"]
         elif isinstance(error, PermissionError):
             what, fixes = f"access to {shown} is denied", [*_LOGINS.get(scheme, []), *look]
             is_final = True

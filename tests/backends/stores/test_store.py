@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from milescli.backends.stores import store as stores
 from milescli.backends.stores.store import ObjectStore, StoreError
@@ -61,6 +63,20 @@ def test_a_bucket_that_is_not_there_is_named() -> None:
     error = _refusal("s3://no-such-bucket/x")
     assert "s3://no-such-bucket does not exist" in error.what and error.is_final
     assert error.fixes[0] == "aws s3 mb s3://no-such-bucket"
+
+
+def test_a_folder_without_room_is_said_to_be_full(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = opened((tmp_path / "store").as_uri())
+    monkeypatch.setattr(LocalFileSystem, "pipe_file", full)
+    with pytest.raises(StoreError, match="is full") as caught:
+        store.write("name", b"1")
+    assert "No space left" in caught.value.why
+    assert caught.value.fixes[0].startswith(f"df -h {tmp_path / 'store'}")
 
 
 def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class StoreRoute:
     name: str = field(default_factory=lambda: f"miles-store-{secrets.token_hex(4)}")
     _objects: list[list[str]] = field(default_factory=list)
     """Names of the objects of each bucket that may still be read."""
-    _read: list[str] = field(default_factory=list)
+    _to_remove: list[str] = field(default_factory=list)
     """Names of the objects to remove."""
 
     def put(self, wires: list[Tensor]) -> list[str]:
@@ -95,10 +95,10 @@ class StoreRoute:
         """Remove the objects of buckets, or the next time: a rank that failed here would leave the
         others waiting."""
         self._objects = self._objects[len(buckets) :]
-        self._read += [name for names in buckets for name in names]
+        self._to_remove += [name for names in buckets for name in names]
         with suppress(MachineError):
-            self.store.remove(self._read)
-            self._read = []
+            self.store.remove(self._to_remove)
+            self._to_remove = []
 
     def close(self) -> None:
         """Remove what is left."""
