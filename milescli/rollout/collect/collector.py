@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import MilesError, RewardError, WaitTimeout
@@ -23,7 +23,6 @@ from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import PromptSource
 from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
-from milescli.rollout.collect.remote_groups import GroupSampler
 from milescli.rollout.collect.rollout_stats import staleness_of, summarise
 from milescli.rollout.collect.selectors import (
     FIRST,
@@ -68,6 +67,17 @@ class Progress:
     num_tokens: int = 0
     """Number of tokens of the finished samples."""
     last_done: float = field(default_factory=time.monotonic)
+
+
+class GroupSampler(Protocol):
+    """Samples and scores groups in other processes."""
+
+    async def group(
+        self, epoch: int, prompt: Prompt, position: int, progress: Progress
+    ) -> Group | None:
+        """Return the prompt's group, whose trajectories are `TrajectoryStub`s; None if too few of
+        its samples could be scored. Raises as `Collector.take`."""
+        ...
 
 
 TOO_MANY_UNSCORED = RewardError(

@@ -18,10 +18,9 @@ from milescli.core.events import FlowStats, RolloutStats
 from milescli.core.types import Group, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
-from milescli.rollout.collect.collector import Batch, Collector, SeedOf
+from milescli.rollout.collect.collector import Batch, Collector, GroupSampler, SeedOf
 from milescli.rollout.collect.completion_order import CompletionOrderCollector
 from milescli.rollout.collect.journal import Journal
-from milescli.rollout.collect.remote_groups import GroupSampler
 from milescli.rollout.collect.selectors import Tried
 from milescli.rollout.episode.episode import Episodes
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -21,20 +21,6 @@ from milescli.core.types import (
     VersionSpan,
     WeightVersion,
 )
-
-if TYPE_CHECKING:
-    from milescli.rollout.collect.collector import Progress
-
-
-class GroupSampler(Protocol):
-    """Samples and scores groups in other processes."""
-
-    async def group(
-        self, epoch: int, prompt: Prompt, position: int, progress: Progress
-    ) -> Group | None:
-        """Return the prompt's group, whose trajectories are `TrajectoryStub`s; None if too few of
-        its samples could be scored. Raises as `Collector.take`."""
-        ...
 
 
 class TrajectoryStub(NamedTuple):

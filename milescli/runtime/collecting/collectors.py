@@ -39,7 +39,7 @@ Start = Callable[[int, list[EngineAddress]], Awaitable[ActorHandle]]
 
 
 class Collectors:
-    """Implements `rollout.collect.remote_groups.GroupSampler`, and `Followers` of the fleet.
+    """Implements `rollout.collect.collector.GroupSampler`, and `Followers` of the fleet.
     Belongs to one event loop."""
 
     def __init__(

@@ -46,7 +46,6 @@ from milescli.rollout.base import RewardFn
 from milescli.rollout.episode.roles import role_demonstrations, roles_of
 from milescli.rollout.rewards import label_checks
 from milescli.rollout.rewards.label_check import MAX_LABELS, check_labels
-from milescli.runtime.inputs.episode_parts import rollout_of_source
 from milescli.train.objectives import load_objective
 
 NUM_LEAKS_SHOWN = 5
@@ -127,6 +126,12 @@ def _local(
     else:
         path = Path(file.name).expanduser().absolute()
     return replace(file, name=str(path)).spelled()
+
+
+def rollout_of_source(recipe: Recipe, source: MixSource) -> Rollout:
+    """Return the recipe's `rollout`, with the source's own reward if it has one."""
+    reward = source.reward or recipe.rollout.reward
+    return recipe.rollout.model_copy(update={"reward": reward})
 
 
 def rollouts_of(recipe: Recipe) -> list[Rollout]:

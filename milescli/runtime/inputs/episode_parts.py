@@ -15,14 +15,14 @@ from milescli.core.plug_points import AGENTS
 from milescli.data.scratch_tokenizer import CHAT_TEMPLATE, IMAGE_CHAT_TEMPLATE
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.agents import PACKAGE_AGENTS
-from milescli.recipe.data import MixSource
-from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.schema import Recipe
 from milescli.rollout import rewards
 from milescli.rollout.episode.session import ChatForm
 from milescli.rollout.rewards.role_rewards import RoleScorer
 from milescli.rollout.rewards.scoring import Scoring, SourceScorer
 from milescli.rollout.rewards.served.reward_model import ScoreServer
 from milescli.runtime.inputs.auxiliary_models import policies_by_role
+from milescli.runtime.inputs.data_files import rollout_of_source
 
 if TYPE_CHECKING:
     from milescli.backends.sglang.client.fleet import SglangFleet
@@ -58,12 +58,6 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
         longest = recipe.data.max_prompt_tokens + rollout.max_response_tokens
         doors = SessionProxy(tokenizer=tokenizer, model=POLICY, max_model_len=longest)
     return ChatForm(tokenizer=tokenizer, parser=parser, session_server=doors)
-
-
-def rollout_of_source(recipe: Recipe, source: MixSource) -> Rollout:
-    """Return the recipe's `rollout`, with the source's own reward if it has one."""
-    reward = source.reward or recipe.rollout.reward
-    return recipe.rollout.model_copy(update={"reward": reward})
 
 
 def scorer_of(recipe: Recipe, server: ScoreServer | None) -> Scoring:

@@ -31,9 +31,9 @@ from milescli.runtime.inputs.data_files import (
     TASKS,
     demonstrations_of,
     kind_of_rows,
+    rollout_of_source,
     sources_of,
 )
-from milescli.runtime.inputs.episode_parts import rollout_of_source
 
 Reports = dict[str, SourceReport | ExampleReport]
 

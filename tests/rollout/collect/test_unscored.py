@@ -10,9 +10,8 @@ import pytest
 
 from milescli.core.errors import AgentError, MilesError, RewardError, SandboxError, WorkerDied
 from milescli.core.types import Group, Prompt, WeightVersion
-from milescli.rollout.collect.collector import Collector, Progress
+from milescli.rollout.collect.collector import Collector, GroupSampler, Progress
 from milescli.rollout.collect.journal import BatchRecord, NoJournal
-from milescli.rollout.collect.remote_groups import GroupSampler
 from milescli.rollout.episode.unscored import UnscoredCounter
 from milescli.rollout.rewards.scoring import Scorer
 from tests.rollout.engines import (
