@@ -32,10 +32,10 @@ from milescli.rollout.base import (
 from milescli.rollout.collect.selectors import (
     Curriculum,
     GroupFilter,
+    PromptResult,
     SampleFilter,
     Selection,
     Shaping,
-    Tried,
     choose_prompts,
     is_kept,
     mark_learned_samples,
@@ -144,7 +144,7 @@ def check_selection(choose: Selection) -> list[Group]:
 def check_curriculum(choose: Curriculum) -> list[int]:
     """Return which two of three prompts the curriculum takes; one of them was never tried. Raises
     RecipeError."""
-    groups, history = example_groups(), dict[int, Tried]()
+    groups, history = example_groups(), dict[int, PromptResult]()
     record_rewards(history, groups[:2])
     prompts = [group.prompt for group in groups]
     settings = Data(curriculum=path_of(choose))

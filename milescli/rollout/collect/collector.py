@@ -27,7 +27,7 @@ from milescli.rollout.collect.rollout_stats import staleness_of, summarise
 from milescli.rollout.collect.selectors import (
     FIRST,
     NONE,
-    Tried,
+    PromptResult,
     choose_prompts,
     is_kept,
     mark_learned_samples,
@@ -121,7 +121,7 @@ class Collector:
         self._journal = journal or NoJournal()
         self.refused: list[Group] = []
         """By the filter, in the last step taken."""
-        self.history: dict[int, Tried] = {}
+        self.history: dict[int, PromptResult] = {}
         """What came of prompts, by index; kept where there is a curriculum."""
         self.flow = FlowStats()
         """Up to the last step taken."""

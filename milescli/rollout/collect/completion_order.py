@@ -33,7 +33,7 @@ from milescli.rollout.collect.collector import (
     too_few_groups_error,
 )
 from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
-from milescli.rollout.collect.selectors import Tried
+from milescli.rollout.collect.selectors import PromptResult
 
 MAX_RETRIES = 3
 """Number of retries of one prompt whose groups become too old: one that takes longer than
@@ -128,7 +128,7 @@ class CompletionOrderCollector:
         return self._collector.refused
 
     @property
-    def history(self) -> dict[int, Tried]:
+    def history(self) -> dict[int, PromptResult]:
         """Return an empty mapping: a curriculum cannot be used here, as it needs the previous
         step's results."""
         return self._collector.history

@@ -21,7 +21,7 @@ from milescli.rollout.base import PromptSource
 from milescli.rollout.collect.collector import Batch, Collector, GroupSampler, SeedOf
 from milescli.rollout.collect.completion_order import CompletionOrderCollector
 from milescli.rollout.collect.journal import Journal
-from milescli.rollout.collect.selectors import Tried
+from milescli.rollout.collect.selectors import PromptResult
 from milescli.rollout.episode.episode import Episodes
 
 
@@ -72,7 +72,7 @@ class PrefetchingCollector:
         return self._flow
 
     @property
-    def history(self) -> dict[int, Tried]:
+    def history(self) -> dict[int, PromptResult]:
         """Return an empty mapping: a curriculum cannot be used here, as it needs the previous
         step's results."""
         return self._collector.history

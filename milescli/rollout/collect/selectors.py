@@ -27,7 +27,7 @@ cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class PromptResult:
     """Describes a prompt that the policy has answered."""
 
     reward: float
@@ -43,7 +43,7 @@ class Curriculum(Protocol):
         self,
         *,
         candidates: Sequence[Prompt],
-        history: Mapping[int, Tried],
+        history: Mapping[int, PromptResult],
         count: int,
         settings: Data,
     ) -> Sequence[int]:
@@ -56,7 +56,7 @@ class Curriculum(Protocol):
 def choose_prompts(
     choose: Curriculum,
     candidates: Sequence[Prompt],
-    history: Mapping[int, Tried],
+    history: Mapping[int, PromptResult],
     *,
     count: int,
     settings: Data,
@@ -68,41 +68,43 @@ def choose_prompts(
     return sorted(checked_places(answer, "curriculum", settings.curriculum, size=size, count=count))
 
 
-def record_rewards(history: dict[int, Tried], groups: Sequence[Group]) -> None:
+def record_rewards(history: dict[int, PromptResult], groups: Sequence[Group]) -> None:
     """Record the rewards of these groups, including refused ones."""
     for group in groups:
         index = group.prompt.index
         before = history[index].times if index in history else 0
-        history[index] = Tried(fmean(group.rewards), before + 1)
+        history[index] = PromptResult(fmean(group.rewards), before + 1)
 
 
-def history_to_state(history: Mapping[int, Tried]) -> dict[str, list[float]]:
+def history_to_state(history: Mapping[int, PromptResult]) -> dict[str, list[float]]:
     """Turn the history into JSON for a checkpoint's manifest."""
-    return {str(index): [tried.reward, tried.times] for index, tried in history.items()}
+    return {str(index): [result.reward, result.times] for index, result in history.items()}
 
 
-def history_from_state(state: Mapping[str, Sequence[float]]) -> dict[int, Tried]:
+def history_from_state(state: Mapping[str, Sequence[float]]) -> dict[int, PromptResult]:
     """Read a history that `history_to_state` made."""
-    return {int(index): Tried(reward, int(times)) for index, (reward, times) in state.items()}
+    return {
+        int(index): PromptResult(reward, int(times)) for index, (reward, times) in state.items()
+    }
 
 
 def in_order(
-    *, candidates: Sequence[Prompt], history: Mapping[int, Tried], count: int, settings: Data
+    *, candidates: Sequence[Prompt], history: Mapping[int, PromptResult], count: int, settings: Data
 ) -> Sequence[int]:
     """Take the prompts in their order."""
     return range(count)
 
 
 def learnable(
-    *, candidates: Sequence[Prompt], history: Mapping[int, Tried], count: int, settings: Data
+    *, candidates: Sequence[Prompt], history: Mapping[int, PromptResult], count: int, settings: Data
 ) -> Sequence[int]:
     """Take the prompts with the largest p (1 - p), p: the share of right answers; this is the
     variance of a reward of 0 or 1 (learnability of Foster et al., arXiv 2502.12272). Untried
     prompts count as p = 1/2; of equal ones, the earlier is taken."""
 
     def learnability(place: int) -> float:
-        tried = history.get(candidates[place].index)
-        share = 0.5 if tried is None else min(max(tried.reward, 0.0), 1.0)
+        result = history.get(candidates[place].index)
+        share = 0.5 if result is None else min(max(result.reward, 0.0), 1.0)
         return share * (1.0 - share)
 
     return sorted(range(len(candidates)), key=lambda place: -learnability(place))[:count]

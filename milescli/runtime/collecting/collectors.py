@@ -22,7 +22,13 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.collector import Progress
 from milescli.rollout.collect.remote_groups import GroupNumbers
 from milescli.runtime.collecting.followers import FleetFollower
-from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order, as_row
+from milescli.runtime.collecting.process import (
+    REPORT_EVERY_S,
+    CollectorReport,
+    GroupOrder,
+    SequenceOrder,
+    as_row,
+)
 from milescli.runtime.collecting.share import collector_name, part_of
 from milescli.runtime.collecting.workers import GroupRequest, Worker, Workers
 from milescli.runtime.recording.sample_journal import SampleJournal
@@ -221,11 +227,13 @@ class Collectors:
         request, journal = worker.requests[ticket], self._journal
         position, step = request.position, request.step
         recorded = journal.recorded(step, position) if journal is not None else None
-        return tuple(Order(ticket, position, request.epoch, as_row(request.prompt), step, recorded))
+        return tuple(
+            GroupOrder(ticket, position, request.epoch, as_row(request.prompt), step, recorded)
+        )
 
     async def _receive(self, worker: Worker) -> None:
         try:
-            report: Finished = await worker.call("finished", timeout_s=self._silence_s)
+            report: CollectorReport = await worker.call("report", timeout_s=self._silence_s)
         except WaitTimeout as error:
             raise WorkerDied(error.what, why=error.why, fix=error.fixes) from None
         now = time.monotonic()
@@ -340,23 +348,23 @@ class Collectors:
             firsts.append(at)
             while at < len(outlines) and outlines[at].group == number:
                 at += 1
-        cuts: dict[int, list[Any]] = {worker.number: [] for worker in self._workers}
+        orders: dict[int, list[Any]] = {worker.number: [] for worker in self._workers}
         for number, (group, row) in enumerate(zip(items, rows, strict=True)):
             learned = [sample.is_learned for sample in group.samples]
             rewards = [] if in_driver else group.rewards
             own, ticket = list(row) if in_driver else None, tickets[number]
             # sent as a plain tuple, as an order is
-            cut = (ticket, number, firsts[number], own, rewards, learned)
-            cuts[self._workers.of(ticket).number].append(cut)
+            decided = (ticket, number, firsts[number], own, rewards, learned)
+            orders[self._workers.of(ticket).number].append(decided)
         told = {
             "state": dict(policy.state),
             "ranks": ranks,
             "has_turn_rewards": policy.has_turn_rewards(items),
         }
         pieces = await all_or_first_error(
-            self._pieces(worker, Cut(groups=cuts[worker.number], **told))
+            self._pieces(worker, SequenceOrder(groups=orders[worker.number], **told))
             for worker in self._workers
-            if cuts[worker.number]
+            if orders[worker.number]
         )
         if gone := set(self._changed[changed:]).intersection(tickets):
             raise self._lost_error(len(gone))
@@ -395,14 +403,14 @@ class Collectors:
             fix=f"miles resume {self._run}   # from the newest checkpoint",
         )
 
-    async def _pieces(self, worker: Worker, cut: Cut) -> list[Any]:
+    async def _pieces(self, worker: Worker, order: SequenceOrder) -> list[Any]:
         """Return [dp] references to the pieces."""
-        tickets = {ticket for ticket, *_ in cut.groups}
+        tickets = {ticket for ticket, *_ in order.groups}
         _, pieces = await self._call_when_complete(
             worker,
             tickets,
             lambda handle: handle.run_in_parts(
-                "cut", cut, num_parts=len(cut.ranks), timeout_s=self._timeout_s
+                "make_pieces", order, num_parts=len(order.ranks), timeout_s=self._timeout_s
             ),
         )
         return pieces

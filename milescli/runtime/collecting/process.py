@@ -60,7 +60,7 @@ as_row = attrgetter(*_PROMPT)
 """Returns the fields of a prompt as a tuple: sending an object takes ten times as long."""
 
 
-class Order(NamedTuple):
+class GroupOrder(NamedTuple):
     """Requests the group of one prompt. Sent as a plain tuple."""
 
     ticket: int
@@ -75,7 +75,7 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class CollectorReport:
     """Reports what finished since the last report."""
 
     numbers: GroupNumbers | None
@@ -90,7 +90,7 @@ class Finished:
     """Number of journal records that could not be read."""
 
 
-class GroupCut(NamedTuple):
+class GroupSequences(NamedTuple):
     """Says how to make the sequences of one group."""
 
     ticket: int
@@ -107,12 +107,12 @@ class GroupCut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class SequenceOrder:
     """Requests the sequences of the groups that a step is trained on."""
 
     state: Mapping[str, float]
     """State of the objective, if it changes from step to step."""
-    groups: Sequence[GroupCut]
+    groups: Sequence[GroupSequences]
     has_turn_rewards: bool
     """True if samples of the step have rewards of single turns, which the credit function gets."""
     ranks: Sequence[np.ndarray]
@@ -225,18 +225,18 @@ class CollectorProcess:
     async def take(
         self, orders: Sequence[tuple[Any, ...]], cancelled: Sequence[int], released: Sequence[int]
     ) -> None:
-        """Start some groups (`Order`), cancel others, and drop those that were released."""
+        """Start some groups (`GroupOrder`), cancel others, and drop those that were released."""
         for ticket in (*cancelled, *released):
             if (task := self._tasks.pop(ticket, None)) is not None:
                 task.cancel()
             self._groups.pop(ticket, None)
             self._done.pop(ticket, None)
-        for order in map(Order._make, orders):
+        for order in map(GroupOrder._make, orders):
             self._tasks[order.ticket] = asyncio.create_task(
                 self._make(order), name=f"prompt-{order.position}"
             )
 
-    async def _make(self, order: Order) -> None:
+    async def _make(self, order: GroupOrder) -> None:
         ticket, position = order.ticket, order.position
         try:
             if self._journal is not None and order.recorded is not None:
@@ -256,7 +256,7 @@ class CollectorProcess:
             self._errors[ticket] = error if isinstance(error, MilesError) else _plain(error)
         self._news.set()
 
-    async def finished(self) -> Finished:
+    async def report(self) -> CollectorReport:
         """Wait until something has finished, and report it."""
         try:
             async with asyncio.timeout(REPORT_EVERY_S):
@@ -274,7 +274,7 @@ class CollectorProcess:
         self._errors, self._unscored = {}, []
         self._warnings.clear()
         lost, self._lost = self._lost, self._journal.num_lost if self._journal is not None else 0
-        return Finished(
+        return CollectorReport(
             numbers=GroupNumbers.of(done) if done else None,
             errors=errors,
             unscored=unscored,
@@ -293,39 +293,39 @@ class CollectorProcess:
             self._made.clear()
             await self._made.wait()
 
-    async def cut(self, cut: Cut) -> tuple[Any, ...]:
+    async def make_pieces(self, order: SequenceOrder) -> tuple[Any, ...]:
         """Return (None, [dp] the pieces that each rank gets of the groups that this process
         has)."""
-        return None, *(await in_thread(lambda: self._pieces(cut)))
+        return None, *(await in_thread(lambda: self._pieces(order)))
 
-    def _pieces(self, cut: Cut) -> list[ShardPiece]:
-        self._objective.restore(cut.state)
+    def _pieces(self, order: SequenceOrder) -> list[ShardPiece]:
+        self._objective.restore(order.state)
         made = dict[int, TrainSequence]()
-        for one in map(GroupCut._make, cut.groups):
+        for one in map(GroupSequences._make, order.groups):
             group, row = self._decided(one), one.advantages
             if row is None:
                 (row,) = self._objective.advantages([group])
             own = self._objective.of_group(
-                group, row, number=one.number, has_turn_rewards=cut.has_turn_rewards
+                group, row, number=one.number, has_turn_rewards=order.has_turn_rewards
             )
             made |= dict(enumerate(own, start=one.first))
-        png = images_of(self._groups[ticket] for ticket, *_ in cut.groups)
+        png = images_of(self._groups[ticket] for ticket, *_ in order.groups)
         pieces = list[ShardPiece]()
-        for numbers in cut.ranks:
+        for numbers in order.ranks:
             own = {number: made[number] for number in numbers.tolist() if number in made}
             shown = {span.sha256 for each in own.values() for span in each.image_spans}
             pieces.append(ShardPiece(own, {image: png[image] for image in shown}))
         return pieces
 
-    def _decided(self, cut: GroupCut) -> Group:
+    def _decided(self, decided: GroupSequences) -> Group:
         """Return the group with the driver's decisions: trained samples, and rewards."""
-        group = self._groups[cut.ticket]
+        group = self._groups[decided.ticket]
         samples = [
             sample if is_learned else replace(sample, is_learned=False)
-            for sample, is_learned in zip(group.samples, cut.learned, strict=True)
+            for sample, is_learned in zip(group.samples, decided.learned, strict=True)
         ]
-        if cut.advantages is None:
-            pairs = zip(samples, cut.rewards, strict=True)
+        if decided.advantages is None:
+            pairs = zip(samples, decided.rewards, strict=True)
             samples = [replace(sample, reward=reward) for sample, reward in pairs]
         return replace(group, samples=samples)
 

@@ -19,7 +19,7 @@ from milescli.recipe.section import refuse
 from milescli.recipe.train import algorithm_rules
 from milescli.rollout.collect.collector import Collector
 from milescli.rollout.collect.selectors import (
-    Tried,
+    PromptResult,
     checked_places,
     history_from_state,
     history_to_state,
@@ -86,7 +86,12 @@ def test_a_selection_waits_for_all_and_moves_the_position_past_them() -> None:
 
 def test_a_curriculum_prefers_what_is_answered_half_of_the_time() -> None:
     prompts = [Prompt(index=n, token_ids=[n], text=str(n), label="0") for n in range(5)]
-    history = {0: Tried(1.0, 1), 1: Tried(0.5, 1), 2: Tried(0.0, 2), 4: Tried(0.9, 1)}
+    history = {
+        0: PromptResult(1.0, 1),
+        1: PromptResult(0.5, 1),
+        2: PromptResult(0.0, 2),
+        4: PromptResult(0.9, 1),
+    }
     settings = Data()
     places = learnable(candidates=prompts, history=history, count=3, settings=settings)
     assert list(places) == [1, 3, 4], "half right, untried, nearly solved"
@@ -101,11 +106,15 @@ def test_a_curriculum_learns_from_each_step_and_goes_on_from_its_state() -> None
     first, second, third = _taken(collector, 3)
     assert first == [0, 1, 2, 3] and second == [4, 5, 6, 7], "untried ones first"
     assert third == [0, 1, 2, 3], "all alike, as they come"
-    assert collector.history[0] == Tried(1.0, 2) and collector.history[6] == Tried(0.0, 1)
+    assert collector.history[0] == PromptResult(1.0, 2) and collector.history[6] == PromptResult(
+        0.0, 1
+    )
     assert history_from_state(history_to_state(collector.history)) == collector.history
 
     other = _collector(recipe, reward, num_prompts=8)
-    other.history.update(history_from_state(history_to_state({n: Tried(1.0, 1) for n in range(4)})))
+    other.history.update(
+        history_from_state(history_to_state({n: PromptResult(1.0, 1) for n in range(4)}))
+    )
     assert _taken(other) == [[4, 5, 6, 7]]
 
 
@@ -137,11 +146,11 @@ def test_what_is_refused_by_the_filter_is_remembered_and_told() -> None:
 
 
 def test_a_prompt_that_returns_counts_once_more() -> None:
-    history: dict[int, Tried] = {}
+    history: dict[int, PromptResult] = {}
     groups = example_groups()
     record_rewards(history, groups)
     record_rewards(history, groups[:1])
-    assert history[0] == Tried(0.5625, 2) and history[1].times == 1
+    assert history[0] == PromptResult(0.5625, 2) and history[1].times == 1
 
 
 @pytest.mark.parametrize(

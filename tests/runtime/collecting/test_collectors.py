@@ -247,7 +247,7 @@ def test_a_process_that_starts_while_weights_are_sent_hears_when_they_are() -> N
             calls.append((method, *args))
             if method == "pause":  # meanwhile
                 fleet.is_paused, fleet.version = False, WeightVersion(1)
-            await asyncio.sleep(3600 if method == "finished" else 0)
+            await asyncio.sleep(3600 if method == "report" else 0)
 
     async def start(number: int, engines: list[EngineAddress]) -> Any:
         return Handle()
@@ -270,7 +270,7 @@ def test_groups_come_in_the_order_of_the_prompts_and_all_sequences_reach_a_rank(
     assert not rig.replaced
 
 
-@pytest.mark.parametrize("method", ["take", "finished", "cut"])
+@pytest.mark.parametrize("method", ["take", "report", "make_pieces"])
 def test_a_process_that_dies_is_replaced_and_changes_nothing(method: str) -> None:
     groups, shards = _Rig().run()
     again, others = (rig := _Rig(dies_in=method)).run()
@@ -290,7 +290,7 @@ def _versions(groups: list[Group]) -> set[int]:
 
 
 def test_what_a_process_counted_outlives_it_in_its_journal(tmp_path: Path) -> None:
-    groups, _ = (rig := _Rig(dies_in="cut", later=1, folder=tmp_path)).run()
+    groups, _ = (rig := _Rig(dies_in="make_pieces", later=1, folder=tmp_path)).run()
     (event,) = rig.replaced
     assert (event.lost_samples, event.source) == (0, "4 samples from its journal")
     assert _versions(groups) == {0}, "they are read, not sampled again by newer weights"
@@ -312,7 +312,7 @@ def test_samples_that_no_journal_has_are_counted_and_others_take_their_place() -
 
 def test_a_step_does_not_learn_from_other_samples_than_it_took() -> None:
     with pytest.raises(WorkerDied, match="the samples of 2 groups were lost"):
-        _Rig(dies_in="cut", later=1).run()
+        _Rig(dies_in="make_pieces", later=1).run()
 
 
 def test_records_that_cannot_be_read_are_used_by_no_process(tmp_path: Path) -> None:
