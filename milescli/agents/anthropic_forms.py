@@ -11,6 +11,8 @@ from milescli.agents.openai_forms import (
     Events,
     Json,
     ModelRequest,
+    is_texts,
+    list_at,
     require_texts,
     sampling_of,
     usage,
@@ -40,11 +42,11 @@ def parse_messages_request(body: Mapping[str, Any]) -> ModelRequest:
     if wanted not in ("auto", "none"):
         raise ValueError("`tool_choice` must be auto or none, because sampling is not constrained")
     stop = body.get("stop_sequences")
-    if stop is not None and not all(isinstance(text, str) and text for text in stop):
+    if stop is not None and not is_texts(stop):
         raise ValueError("`stop_sequences` must be texts")
     return ModelRequest(
         messages=messages,
-        tools=[_tool(tool) for tool in body.get("tools") or []] if wanted == "auto" else [],
+        tools=[_tool(tool) for tool in list_at(body, "tools")] if wanted == "auto" else [],
         max_new_tokens=most,
         stop=stop or None,
         streams=bool(body.get("stream")),

@@ -119,11 +119,11 @@ class Choice:
 def parse_chat_request(body: Body) -> ModelRequest:
     """Parse a request of /v1/chat/completions. Raises ValueError if it is invalid or not
     supported."""
-    messages = _list(body, "messages")
+    messages = list_at(body, "messages")
     if not messages or not all(isinstance(message, dict) for message in messages):
         raise ValueError("`messages` must be a non-empty list of messages")
     require_texts(messages, but=PARTS)
-    choice, tools = body.get("tool_choice") or "auto", _list(body, "tools")
+    choice, tools = body.get("tool_choice") or "auto", list_at(body, "tools")
     if choice == "none":
         tools = []
     elif choice != "auto":
@@ -163,7 +163,7 @@ def _common(body: Body) -> dict[str, Any]:
     stop, options = body.get("stop"), body.get("stream_options") or {}
     if isinstance(stop, str):
         stop = [stop]
-    if stop is not None and not all(isinstance(text, str) and text for text in stop):
+    if stop is not None and not is_texts(stop):
         raise ValueError("`stop` must be one text or several")
     num_choices = _count(body, "n") or 1
     if num_choices > MAX_CHOICES:
@@ -179,12 +179,18 @@ def _common(body: Body) -> dict[str, Any]:
     }
 
 
+def is_texts(value: object) -> bool:
+    """Return True if the value is a list of texts that are not empty."""
+    return isinstance(value, list) and all(isinstance(text, str) and text for text in value)
+
+
 def sampling_of(body: Body) -> Json:
     """Return the sampling fields of a request, without those that are null."""
     return {key: body[key] for key in SAMPLING if body.get(key) is not None}
 
 
-def _list(body: Body, key: str) -> list[Any]:
+def list_at(body: Body, key: str) -> list[Any]:
+    """Return a list of a request, empty if there is none. Raises ValueError if it is no list."""
     value = body.get(key) or []
     if not isinstance(value, list):
         raise ValueError(f"`{key}` must be a list")

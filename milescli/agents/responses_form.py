@@ -16,6 +16,7 @@ from milescli.agents.openai_forms import (
     Events,
     Json,
     ModelRequest,
+    list_at,
     sampling_of,
     usage,
 )
@@ -80,9 +81,7 @@ def parse_responses_request(body: Body, stored: StoredResponses) -> ResponsesReq
     choice = body.get("tool_choice") or "auto"
     if choice not in ("auto", "none"):
         raise ValueError("`tool_choice` must be auto or none, because sampling is not constrained")
-    tools = body.get("tools") or []
-    if not isinstance(tools, list):
-        raise ValueError("`tools` must be a list")
+    tools = list_at(body, "tools")
     tools_for_chat = [_tool(tool) for tool in tools]
     most = body.get("max_output_tokens")
     if most is not None and (type(most) is not int or most < 1):

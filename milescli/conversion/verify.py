@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from milescli.core.errors import DataError, MismatchError
 from milescli.core.units import format_bytes
 from milescli.models.catalogue import evidence
+from milescli.platform.cpu import available_memory
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -50,6 +51,9 @@ _CANNOT = (
     "does not recognize this architecture",
     "No module named",
     "Unrecognized model",
+    "MemoryError",
+    "can't allocate memory",
+    "Cannot allocate memory",
 )
 
 
@@ -108,8 +112,6 @@ def _choose_dtype(
     folder: Path, table: WeightTable, *, verify: Verify | None
 ) -> tuple[str | None, str]:
     """Return (dtype, ""), or (None, why nothing is compared)."""
-    import psutil
-
     from milescli.models.base import quantization_config, read_config
 
     family = table.facts.family
@@ -123,7 +125,7 @@ def _choose_dtype(
             "dequantised ones",
         )
     share = 0.9 if verify is Verify.LOGITS else _SHARE_OF_MEMORY
-    free = psutil.virtual_memory().available * share
+    free = available_memory() * share
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         if table.num_parameters * size <= free:
             return dtype, ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from milescli import models
 from milescli.backends.sglang.launch.servable import is_served_on_cpu
-from milescli.core.errors import CheckpointError
+from milescli.core.errors import CheckpointError, RecipeError
 from milescli.core.files import read_json
 from milescli.models import costs
 from milescli.models.catalogue import RELEASES, UNPROVEN, evidence
@@ -139,7 +139,11 @@ def _kind(mixer: str, mlp: str) -> str:
 def _facts(source: str) -> models.ModelFacts:
     path = Path(source).expanduser()
     if path.suffix != ".json" or not path.is_file():
-        return facts_of_recipe(Model(path=source))
+        try:
+            return facts_of_recipe(Model(path=source))
+        except RecipeError as error:  # it speaks of a recipe's key
+            error.fixes = ["miles models Qwen/Qwen3-0.6B   # a name on the hub, or another folder"]
+            raise
     try:
         return models.parse_facts(read_json(path))
     except (OSError, json.JSONDecodeError) as error:

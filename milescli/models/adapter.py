@@ -309,7 +309,14 @@ def _require_targets(base: WeightTable, table: WeightTable, shape: LoraShape) ->
     wanted = set() if shape.targets == (ALL_LINEAR,) else set(shape.targets)
     if there and wanted <= there:
         return
-    possible = sorted(_possible_targets([entry for entry, _ in base.counted]))
+    possible = sorted(
+        {
+            name.removesuffix(_WEIGHT).rpartition(".")[2]
+            for rule in base.rules
+            if _may_have_adapter(rule, base)
+            for name in rule.hf
+        }
+    )
     missing = ", ".join(sorted(wanted - there)) or "nothing that is left by `exclude`"
     raise RecipeError(
         f"no matrix of this model matches `train.lora.targets`: {missing}",
@@ -319,12 +326,3 @@ def _require_targets(base: WeightTable, table: WeightTable, shape: LoraShape) ->
             f"--set 'train.lora.targets=[{ALL_LINEAR}]'",
         ],
     )
-
-
-def _possible_targets(entries: Sequence[Entry]) -> set[str]:
-    return {
-        name.removesuffix(_WEIGHT).rpartition(".")[2]
-        for entry in entries
-        for name in entry.hf
-        if entry.rule.block == "decoder" and len(entry.shapes[0]) == 2 and name.endswith(_WEIGHT)
-    }

@@ -42,7 +42,8 @@ def main(job):
         _serve(job["control"], scope)
     else:
         os.close(job["control"])
-        _run(job["code"], scope)
+        scope["__file__"] = os.path.abspath("main.py")
+        _run(job["code"].removeprefix("\ufeff"), scope)
 
 
 def _bound(limits, max_tasks):

@@ -51,6 +51,7 @@ COMMANDS = {
     "data check sum.jsonl": "there is no file",
     "data check sums.jsonl --prompt-key qestion": "no column `qestion`",
     "status nosuch": "there is no run",
+    "models ./nosuch": "the model ./nosuch does not exist",
     "plugins check mine:strct": "has no `strct`",
     # optimizer and algorithm
     f"{QUICK} --set train.optimizer.warmup_steps=999": "never reach its value",

@@ -69,7 +69,7 @@ def to_megatron(
     source: Path | str,
     target: Path,
     *,
-    verify: Verify = Verify.TENSORS,
+    verify: Verify | None = Verify.TENSORS,
     output: Output | None = None,
     **options: object,
 ) -> Conversion:

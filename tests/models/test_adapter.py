@@ -32,6 +32,16 @@ def test_each_matrix_of_the_layers_has_a_pair_and_nothing_else() -> None:
     assert len(modules) == 7 * DENSE.facts.num_layers
 
 
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"v4", "mtpv4"}))
+def test_targets_that_an_error_offers_are_accepted(name: str) -> None:
+    base = table(parse_facts(MODELS[name]))
+    with pytest.raises(RecipeError, match="no matrix of this model matches") as caught:
+        adapter_table(base, replace(ALL, targets=("nothing",)))
+    offered = caught.value.fixes[0].partition("[")[2].partition("]")[0].split(", ")
+    made = adapter_table(base, replace(ALL, targets=tuple(offered)))
+    assert list(pairs_of(made)) == list(pairs_of(adapter_table(base, ALL)))
+
+
 def test_shapes_follow_the_matrix() -> None:
     shapes = adapter_table(DENSE, ALL).hf_shapes()
     module = "base_model.model.model.layers.0.self_attn.k_proj"

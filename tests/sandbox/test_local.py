@@ -31,6 +31,11 @@ def test_an_exit_code_comes_back(run: Run, code: str, exit_code: int) -> None:
     assert run(code).exit_code == exit_code
 
 
+def test_a_program_knows_its_file_and_may_begin_with_a_byte_order_mark(run: Run) -> None:
+    code = "\ufeffimport os; print(os.path.dirname(__file__) == os.getcwd(), __name__)"
+    assert run(code).stdout == "True __main__\n"
+
+
 def test_a_traceback_shows_the_programs_own_lines_alone(run: Run) -> None:
     told = run("def f():\n    return 1 / 0\nf()").stderr
     assert told.count("File ") == 2 and "return 1 / 0" in told and "<sandbox>" not in told

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.agents.foreign.packages import RECORD, Package
+from milescli.agents.foreign.packages import BEGUN, RECORD, Package
 from milescli.core.errors import MachineError
 
 PIP_TIMEOUT_S = 1800.0
@@ -49,8 +49,7 @@ def install(package: Package, *, python: str | None, say: Say) -> Installed:
         if package.lack is None and record is not None:
             return Installed(package=package, python=record["python"], was_there=True)
         interpreter, version = find_interpreter(package, python)
-        if package.folder.exists():
-            shutil.rmtree(package.folder)
+        _make_empty_folder(package)
         say(f"Python {version} ({interpreter}) in {package.folder}")
         made = [interpreter, "-m", "venv", str(package.folder)]
         _run(made, what="create its virtual environment", package=package, timeout_s=VENV_TIMEOUT_S)
@@ -74,6 +73,22 @@ def install(package: Package, *, python: str | None, say: Say) -> Installed:
         path.with_suffix(".new").write_text(json.dumps(record), encoding="utf-8")
         path.with_suffix(".new").replace(path)
         return Installed(package=package, python=version, was_there=False)
+
+
+def _make_empty_folder(package: Package) -> None:
+    """Create the package's folder, in place of an earlier installation. Raises MachineError if the
+    folder holds anything else."""
+    folder = package.folder
+    if folder.is_dir() and any(folder.iterdir()):
+        if not any((folder / name).exists() for name in (RECORD, BEGUN)):
+            raise MachineError(
+                f"{package.name} cannot be installed in {folder}",
+                why="the folder has files, and miles did not install them",
+                fix=f"export MILES_ENVIRONMENTS=/path/to/another/folder; {package.command}",
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(exist_ok=True)
+    (folder / BEGUN).touch()
 
 
 def find_interpreter(package: Package, python: str | None) -> tuple[str, str]:

@@ -19,6 +19,8 @@ PROGRAMS = Path(__file__).with_name("programs")
 """Programs that run there; they import the standard library and the package, nothing of miles."""
 RECORD = "installed.json"
 """File that is written last: a folder without it is an incomplete installation."""
+BEGUN = "miles-installs-here"
+"""Empty file that is written first: a folder without it is not one that miles made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@ downloads them, and joins them to one file. Never runs code of a data set."""
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -214,7 +213,8 @@ def _pick(
 
 
 def _by_name(paths: Sequence[str]) -> Splits:
-    """Find splits by the names of files: `main/train-00000-of-00001.parquet` -> main, train;
+    """Find splits by the names of files: `main/train-00000-of-00001.parquet` -> main, train. If no
+    file of a subset names a split, all are `train`, as on the hub, and each can be named, too:
     `aime-2024.jsonl` -> default, aime-2024."""
     splits: Splits = {}
     for path in paths:
@@ -232,7 +232,20 @@ def _by_name(paths: Sequence[str]) -> Splits:
             else DEFAULT
         )
         splits.setdefault(subset, {}).setdefault(split, []).append(path)
+    for named in splits.values():
+        if not any(name in SPLIT_WORDS.values() for name in named):
+            named["train"] = [path for files in named.values() for path in files]
     return splits
+
+
+def _form_of(pattern: str) -> re.Pattern[str]:
+    """Return the expression for a pattern of the hub, in which `*` does not match a slash."""
+    from fsspec.utils import glob_translate
+
+    try:
+        return re.compile(glob_translate(pattern))
+    except ValueError:  # such as `**.csv`, with which the hub reads nothing, too
+        return re.compile(re.escape(pattern) + r"\Z")
 
 
 def _declared(card: str, paths: Sequence[str]) -> Splits:
@@ -248,11 +261,8 @@ def _declared(card: str, paths: Sequence[str]) -> Splits:
             else str(config.get("config_name", DEFAULT))
         )
         for split, patterns in _patterns(config.get("data_files")):
-            files = [
-                path
-                for path in paths
-                if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
-            ]
+            forms = [_form_of(pattern) for pattern in patterns]
+            files = [path for path in paths if any(form.match(path) for form in forms)]
             if files:
                 splits.setdefault(subset, {}).setdefault(split, []).extend(files)
     return splits

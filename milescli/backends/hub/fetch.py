@@ -7,6 +7,7 @@ import contextlib
 import functools
 import glob
 import hashlib
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from milescli.console.output import Output
 
+_PART = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)")
 POLL_S = 0.5
 """Seconds between two updates of the progress bar from the sizes of the files on disk."""
 
@@ -51,11 +53,13 @@ def fetch_files(
     listing = list_files(repo)
     chosen = chosen_files(repo, listing, choose)
     missing = missing_files(repo, listing, chosen)
+    if not listing.is_whole:
+        missing += missing_parts(chosen)
     if missing and not listing.online:
         raise unreachable_error(
             repo,
-            f"{len(missing)} of {len(chosen)} files are not in the cache {repo.cache}: "
-            f"{', '.join(missing[:3])}",
+            f"{len(missing)} of {len({*chosen, *missing})} files are not in the cache "
+            f"{repo.cache}: {', '.join(missing[:3])}",
         )
     size_bytes = sum(listing.files[path].size for path in missing)
     if missing:
@@ -84,6 +88,17 @@ def chosen_files(repo: Repo, listing: Listing, choose: Choose) -> list[str]:
 def missing_files(repo: Repo, listing: Listing, chosen: Sequence[str]) -> list[str]:
     """Return the files that are not in the cache."""
     return [path for path in chosen if not repo.is_cached(path, commit=listing.commit)]
+
+
+def missing_parts(paths: Sequence[str]) -> list[str]:
+    """Return the files that are not among `paths`, although the names of others say so:
+    `train-00000-of-00002.parquet` has a second part."""
+    missing = set[str]()
+    for start, number, total, end in (m.groups() for path in paths if (m := _PART.fullmatch(path))):
+        first = int(end == ".safetensors")  # parts of models count from 1, those of data from 0
+        numbers = range(first, first + int(total))
+        missing |= {f"{start}-{part:0{len(number)}}-of-{total}{end}" for part in numbers}
+    return sorted(missing.difference(paths))
 
 
 def _announce(

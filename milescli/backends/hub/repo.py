@@ -59,6 +59,11 @@ class Repo:
         return CheckpointError if self.kind == "model" else DataError
 
     @property
+    def page(self) -> str:
+        """Return the path of its page on the hub."""
+        return f"datasets/{self.name}" if self.kind == "dataset" else self.name
+
+    @property
     def cache(self) -> Path:
         """Return the repository's folder in the client's cache."""
         return cache_of(self.kind, self.name)
@@ -81,6 +86,8 @@ class Listing:
     """Path -> size and hash."""
     online: bool
     """True if the hub replied."""
+    is_whole: bool = True
+    """False if only the files in the cache are known."""
 
 
 def list_files(repo: Repo) -> Listing:
@@ -100,14 +107,37 @@ def list_files(repo: Repo) -> Listing:
         files = {item.path: item for item in tree if isinstance(item, RepoFile)}
         return Listing(commit=commit, files=files, online=True)
     except no_hub() as error:
+        is_whole = True
         try:
             known = get_cached_repo_tree(repo.name, repo_type=repo.kind, revision=repo.revision)
         except CachedRepoTreeNotFoundError:
+            known, is_whole = _files_of_snapshot(repo), False
+        if not known:
             raise unreachable_error(
                 repo, f"{first_line(error)}; and it is not in the cache {repo.cache}"
             ) from None
         files = {item.path: item for item in known}
-        return Listing(commit=repo.revision or "main", files=files, online=False)
+        commit = repo.revision or "main"
+        return Listing(commit=commit, files=files, online=False, is_whole=is_whole)
+
+
+def _files_of_snapshot(repo: Repo) -> list[RepoFile]:
+    """List the files of the repository in the cache, which may be a part of those on the hub. Only
+    newer clients write a list of all of them. The cache names a file by its hash."""
+    from huggingface_hub.hf_api import RepoFile
+
+    revision = repo.revision or "main"
+    ref = repo.cache / "refs" / revision
+    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
+    folder, files = repo.cache / "snapshots" / commit, list[RepoFile]()
+    for path in sorted(folder.rglob("*")) if commit else ():
+        if not path.is_file():
+            continue
+        name, size = path.resolve().name, path.stat().st_size
+        large = {"size": size, "oid": name, "pointerSize": 0} if len(name) == 64 else None
+        shown = path.relative_to(folder).as_posix()
+        files.append(RepoFile(path=shown, size=size, oid=name, lfs=large))
+    return files
 
 
 def newest_commit(repo: Repo) -> str:
@@ -183,6 +213,7 @@ def as_miles_errors(repo: Repo, *, but_not: tuple[type[Exception], ...] = ()) ->
         HfHubHTTPError,
         HFValidationError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     try:
@@ -193,7 +224,13 @@ def as_miles_errors(repo: Repo, *, but_not: tuple[type[Exception], ...] = ()) ->
         raise repo.error(
             f"{repo.what} is gated",
             why=f"its owners want to know who downloads it: {first_line(error)}",
-            fix=[f"accept its terms at https://huggingface.co/{repo.name}, then: hf auth login"],
+            fix=[f"accept its terms at https://huggingface.co/{repo.page}, then: hf auth login"],
+        ) from None
+    except RevisionNotFoundError:
+        raise repo.error(
+            f"{repo.what} has no revision `{repo.revision or 'main'}`",
+            why="the hub knows no branch, tag or commit of this name there",
+            fix=[f"choose one of https://huggingface.co/{repo.page}/tree/main", repo.instead],
         ) from None
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise repo.error(
@@ -211,6 +248,8 @@ def as_miles_errors(repo: Repo, *, but_not: tuple[type[Exception], ...] = ()) ->
 def unreachable_error(repo: Repo, why: str) -> MilesError:
     """Return the error for a repository that cannot be fetched now."""
     option = " --repo-type dataset" if repo.kind == "dataset" else ""
+    if repo.revision is not None:
+        option += f" --revision {repo.revision}"
     return repo.error(
         f"{repo.what} cannot be downloaded from the hub",
         why=why,

@@ -104,6 +104,15 @@ def test_what_is_installed_to_the_end_counts_and_nothing_else_does(here: Path) -
     assert "has tiny==0.9, and this miles works with" in (good.lack or "")
 
 
+def test_a_folder_that_miles_did_not_make_stays_as_it_is(here: Path) -> None:
+    package = package_of(here, text="")
+    (package.folder / ".git").mkdir(parents=True)
+    with pytest.raises(MachineError, match="cannot be installed in") as caught:
+        install(package, python=sys.executable, say=lambda line: None)
+    assert caught.value.fixes[0].startswith("export MILES_ENVIRONMENTS=/path/to/another/folder")
+    assert [entry.name for entry in package.folder.iterdir()] == [".git"]
+
+
 def test_what_pip_says_is_in_the_error(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = package_of(here, wheel="other-1.0-py3-none-any.whl", text="")
     with pytest.raises(MachineError) as caught:

@@ -55,6 +55,23 @@ def test_without_the_hub_what_was_fetched_will_do_and_the_rest_is_refused_withou
     assert "config.json is not in the cache" in caught.value.why
 
 
+def test_without_the_hub_a_cache_of_another_client_will_do_if_no_part_is_missing(
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = hub.files["models/org/tiny"]
+    whole = files.pop("model.safetensors")
+    parts = [f"model-{number:05}-of-00002.safetensors" for number in (1, 2)]
+    files |= {name: whole + name.encode() for name in parts}
+    folder = fetch_model("org/tiny", revision=None)
+    shutil.rmtree(folder.parents[1] / "trees")
+    no_hub_for(monkeypatch)
+    assert fetch_model("org/tiny", revision=None) == folder
+    (folder / parts[1]).unlink()
+    with pytest.raises(CheckpointError, match="cannot be downloaded from the hub") as caught:
+        fetch_model("org/tiny", revision=None)
+    assert f"1 of 3 files are not in the cache {folder.parents[1]}: {parts[1]}" in caught.value.why
+
+
 def test_what_the_hub_does_not_have_is_refused_in_three_parts(hub: LoopbackHub) -> None:
     with pytest.raises(
         CheckpointError, match="neither a folder nor available on the hub"

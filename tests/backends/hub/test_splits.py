@@ -62,6 +62,8 @@ def test_another_spelling_is_refused_by_the_recipes_key(spelling: str) -> None:
          ["default/train/0000.parquet"]),
         ("hf:o/n:validation", ["dev.jsonl", "train.jsonl"], ["dev.jsonl"]),
         ("hf:o/n", ["train.jsonl", "train.parquet"], ["train.parquet"]),
+        ("hf:o/n", ["part-0.parquet", "part-1.parquet"], ["part-0.parquet", "part-1.parquet"]),
+        ("hf:o/n:aime-25", ["aime-24.jsonl", "aime-25.jsonl"], ["aime-25.jsonl"]),
     ],
 )  # fmt: skip
 def test_names_of_files_tell_the_split(spelling: str, paths: list[str], chosen: list[str]) -> None:
@@ -81,6 +83,20 @@ def test_the_card_counts_more_than_names(files: str) -> None:
     assert _choose("hf:o/n", ["a/test.jsonl", "b/train.jsonl"], CARD.format(files=files)) == [
         "a/test.jsonl"
     ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "chosen"),
+    [
+        ("*.jsonl", ["top.jsonl"]),
+        ("**/*.jsonl", ["a/b/deep.jsonl", "a/old.jsonl", "top.jsonl"]),
+        ("a/**/*.jsonl", ["a/b/deep.jsonl", "a/old.jsonl"]),
+        ("a/*", ["a/old.jsonl"]),
+    ],
+)
+def test_a_star_of_a_card_stays_in_its_folder(pattern: str, chosen: list[str]) -> None:
+    paths = ["a/b/deep.jsonl", "a/old.jsonl", "top.jsonl"]
+    assert _choose("hf:o/n", paths, CARD.format(files=f'"{pattern}"')) == chosen
 
 
 @pytest.mark.parametrize(
