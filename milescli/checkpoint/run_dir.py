@@ -3,6 +3,7 @@ code that needs a file of a run uses it. Knows nothing of engines or trainers.""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from milescli.core.errors import CheckpointError, MachineError, MilesError, RecipeError
 from milescli.core.files import (
@@ -159,6 +161,11 @@ class RunDir:
         mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
         return self.path / f"{what}-{mark}"
 
+    @property
+    def journal_files(self) -> list[Path]:
+        """Return the files of the journal, those of collecting processes included."""
+        return sorted(file for file in self.journal_dir.rglob("*") if file.is_file())
+
     def image_file(self, sha256: str) -> Path:
         """Return the file of the picture with this hash."""
         return self.images_dir / f"{sha256}.png"
@@ -170,10 +177,16 @@ class RunDir:
         own = [one for one, number in numbers.items() if number.isdecimal()]
         return sorted(own, key=lambda folder: int(numbers[folder]))
 
+    @property
+    def next_attempt(self) -> int:
+        """Return the number of the attempt after the last; log folders of earlier ones may have
+        been deleted."""
+        attempts = self.attempts()
+        return int(attempts[-1].name.partition("_")[2]) + 1 if attempts else 1
+
     def new_attempt(self) -> Path:
         """Create a log folder for this attempt and point `logs/latest` to it."""
-        number = len(self.attempts()) + 1
-        folder = self.path / "logs" / f"attempt_{number}"
+        folder = self.path / "logs" / f"attempt_{self.next_attempt}"
         folder.mkdir(parents=True)
         latest = self.path / "logs" / "latest"
         fresh = latest.with_name(f".latest-{os.getpid()}")
@@ -313,12 +326,27 @@ def is_locked(run: RunDir) -> bool:
     """Return True if a driver works on the run now."""
     try:
         with open(run.lock_file) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return not take_flock(file, fcntl.LOCK_SH)
     except FileNotFoundError:
         return False
     except OSError:
         return True
-    return False
+
+
+def take_flock(file: IO[str], kind: int) -> bool:
+    """Take a lock on an open file without waiting; return False if another process holds it.
+    `kind`: fcntl.LOCK_SH or LOCK_EX. Raises MachineError on a file system without locks."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise MachineError(
+            f"the file system of {Path(file.name).parent} has no locks",
+            why=f"{error.strerror}; a run holds a lock so that only one process works on it",
+            fix="--set run.dir=FOLDER   # on a file system with locks; on Lustre: mount -o flock",
+        ) from error
+    return True
 
 
 def running_error(run: RunDir) -> MilesError:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from milescli.checkpoint.run_dir import ADAPTERS, RunDir, is_locked, running_error
+from milescli.checkpoint.run_dir import ADAPTERS, RunDir, is_locked, running_error, take_flock
 from milescli.core.errors import MachineError
 
 LOCK_TRIES, LOCK_WAIT_S = 10, 0.05
@@ -51,12 +51,10 @@ def state_of(run: RunDir, *, outcome: str | None = None) -> str:
 
 def _try_lock(file: IO[str]) -> bool:
     for look in range(LOCK_TRIES):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if take_flock(file, fcntl.LOCK_EX):
             return True
-        except OSError:
-            if look < LOCK_TRIES - 1:
-                time.sleep(LOCK_WAIT_S)
+        if look < LOCK_TRIES - 1:
+            time.sleep(LOCK_WAIT_S)
     return False
 
 

@@ -4,10 +4,11 @@ a row of small random numbers in place of the output layer."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
-from milescli.core.files import read_json
+from milescli.checkpoint.weight_files import files_of_tensors
 from milescli.models import parse_facts
 from milescli.models.base import CONFIG_NAME, read_config
 from milescli.models.facts import ModelFacts
@@ -38,9 +39,9 @@ def score_model(source: Path, folder: Path, *, pad_id: int | None, seed: int) ->
     unfinished.mkdir(parents=True)
     for item in sorted(source.iterdir()):
         if item.is_file() and item.name not in (CONFIG_NAME, _INDEX):
-            name = _BASE if item.name == _WEIGHTS else item.name
+            name = _renamed(item.name)
             if item.suffix == Path(_WEIGHTS).suffix:
-                (unfinished / name).symlink_to(item.resolve())
+                (unfinished / name).symlink_to(_target_of_link(item, folder))
             else:  # an export copies it, and follows no link that leads out of the folder
                 shutil.copyfile(item, unfinished / name)
     save_file({HEAD: _head(parse_facts(made), seed=seed)}, unfinished / _HEAD_FILE)
@@ -48,6 +49,13 @@ def score_model(source: Path, folder: Path, *, pad_id: int | None, seed: int) ->
     (unfinished / CONFIG_NAME).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     unfinished.rename(folder)
     return folder
+
+
+def _target_of_link(item: Path, folder: Path) -> Path:
+    """Return what a link in `folder` names to lead to this file: a relative path if both are in one
+    run directory, which may be moved."""
+    file, run = item.resolve(), folder.parent.resolve()
+    return Path(os.path.relpath(file, run / folder.name)) if run in file.parents else file
 
 
 def _head(facts: ModelFacts, *, seed: int):
@@ -58,14 +66,12 @@ def _head(facts: ModelFacts, *, seed: int):
     return row.to(getattr(torch, facts.dtype))
 
 
+def _renamed(name: str) -> str:
+    return _BASE if name == _WEIGHTS else name
+
+
 def _write_index(source: Path, folder: Path) -> None:
     """Write the index, which says which file has which tensor."""
-    if (source / _INDEX).exists():
-        index = read_json(source / _INDEX)
-    else:
-        from safetensors import safe_open
-
-        with safe_open(source / _WEIGHTS, framework="pt") as file:
-            index = {"metadata": {}, "weight_map": dict.fromkeys(file.keys(), _BASE)}
-    index["weight_map"][HEAD] = _HEAD_FILE
+    weight_map = {name: _renamed(file) for name, file in files_of_tensors(source).items()}
+    index = {"metadata": {}, "weight_map": {**weight_map, HEAD: _HEAD_FILE}}
     (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from milescli.checkpoint.safetensors_file import DOWNLOAD_AGAIN, SafetensorsFile
@@ -57,6 +58,17 @@ def require_base(expected: str, base: Path, *, checkpoint: Path) -> None:
             why="its weight files differ from those that the adapter was trained with",
             fix="restore the base model, or name it: --set model.path=FOLDER, --base FOLDER",
         )
+
+
+def files_of_tensors(folder: Path) -> dict[str, str]:
+    """Return name of each tensor of the folder -> its file. Raises CheckpointError as
+    `require_weights`."""
+    names, index = weight_file_names(folder)
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(closing(SafetensorsFile(folder / name))) for name in names
+        }
+        return file_by_tensor(folder, files, index)
 
 
 def file_by_tensor(

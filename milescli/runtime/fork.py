@@ -226,6 +226,12 @@ class _Links:
         for file in files:
             new = target / file.relative_to(folder)
             new.parent.mkdir(parents=True, exist_ok=True)
+            if file.is_symlink():
+                target_file = file.resolve()
+                if folder.resolve() not in target_file.parents:  # it stays where it is
+                    new.symlink_to(target_file)
+                    continue
+                file = target_file
             try:
                 os.link(file, new)
                 self.linked_bytes += new.stat().st_size
@@ -240,6 +246,8 @@ def _copy_journal(trunk: RunDir, run: RunDir) -> None:
     """Copy the journal. A record that is being written is incomplete in the copy, and ignored when
     it is read."""
     run.journal_dir.mkdir(mode=0o700)
-    for file in sorted(trunk.journal_dir.glob("*")):
+    for file in trunk.journal_files:
+        copy = run.journal_dir / file.relative_to(trunk.journal_dir)
+        copy.parent.mkdir(mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):  # no checkpoint needs it any more
-            shutil.copyfile(file, run.journal_dir / file.name)
+            shutil.copyfile(file, copy)

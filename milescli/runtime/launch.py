@@ -17,6 +17,7 @@ from milescli.cluster.nodes import find_nodes
 from milescli.console.output import Output
 from milescli.core.driver_pipe import report_to_parent
 from milescli.core.errors import MilesError
+from milescli.data.chat_template import AUTO, CHATML, RAW
 from milescli.data.prompt_source import parse_file_name
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.alerts import with_absolute_commands as anchored_alerts
@@ -113,9 +114,15 @@ _KEYS = frozenset(
         "eval",
         "vocabulary",
         "corpus",
+        "chat_template",
+        "speculative.model",
+        "harbor.tasks",
+        "policy",
     )
 )
-"""Last parts of the keys that may name a local file or folder."""
+"""Ends of the keys that may name a local file or folder."""
+_NO_FILES = {"chat_template": (AUTO, RAW, CHATML)}
+"""Values that name no file, even if there is one of that name."""
 
 
 def with_absolute_paths(loaded: LoadedRecipe) -> LoadedRecipe:
@@ -128,19 +135,24 @@ def with_absolute_paths(loaded: LoadedRecipe) -> LoadedRecipe:
 def _anchored(value, *, key: str):
     if isinstance(value, Section):
         now = {name: getattr(value, name) for name in type(value).model_fields}
-        new = {name: _anchored(one, key=name) for name, one in now.items()}
+        new = {name: _anchored(one, key=f"{key}.{name}") for name, one in now.items()}
         changed = {name: one for name, one in new.items() if one is not now[name]}
         return value.model_copy(update=changed) if changed else value
-    if key == "alerts" and isinstance(value, list):
+    if key.endswith(".alerts") and isinstance(value, list):
         return anchored_alerts(value)
     if isinstance(value, list):
         new = [_anchored(one, key=key) for one in value]
         return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
-    if isinstance(value, dict) and (key == ADAPTERS or key.startswith(f"{ADAPTERS}.")):
-        new = {name: _anchored(one, key=f"{ADAPTERS}.{name}") for name, one in value.items()}
+    if isinstance(value, dict) and (
+        key.startswith(f".{ADAPTERS}") or any(isinstance(one, Section) for one in value.values())
+    ):
+        new = {name: _anchored(one, key=f"{key}.{name}") for name, one in value.items()}
         return new if any(new[name] is not value[name] for name in new) else value
-    last = key.removeprefix(f"{ADAPTERS}.")
-    return _absolute(value, key=last) if isinstance(value, str) and last in _KEYS else value
+    last = key.rpartition(".")[2]
+    names_file = last in _KEYS or ".".join(key.split(".")[-2:]) in _KEYS
+    if not isinstance(value, str) or not names_file or value in _NO_FILES.get(last, ()):
+        return value
+    return _absolute(value, key=last)
 
 
 def _absolute(text: str, *, key: str) -> str:

@@ -100,7 +100,7 @@ class Outbox:
                 if not data:
                     return
             self._num_late += 1
-        self._late.put(data)
+            self._late.put(data)  # locked: the rest of a frame comes before the next frame
 
     def end(self) -> None:
         """Close the pipe after everything that was put is written."""

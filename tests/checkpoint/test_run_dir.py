@@ -83,6 +83,8 @@ def test_logs_latest_points_to_the_newest_attempt(tmp_path: Path) -> None:
     assert (run.path / "logs" / "latest").resolve().name == "attempt_11"
     (run.path / "logs" / "attempt_old").mkdir()
     assert [one.name for one in run.attempts()] == [f"attempt_{n}" for n in range(1, 12)]
+    (run.path / "logs" / "attempt_3").rmdir()
+    assert run.new_attempt().name == "attempt_12", "old logs may be deleted"
 
 
 def test_a_second_driver_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from milescli.checkpoint import run_lock
 from milescli.checkpoint.run_dir import RunDir, is_locked, verdict_file
 from milescli.checkpoint.run_lock import lock, state_of
-from milescli.core.errors import MilesError
+from milescli.core.errors import MachineError, MilesError
 from milescli.core.events import RunEnded
 from milescli.insight.reader import read_history
 from tests.fake_run import WrittenRun
@@ -38,6 +39,17 @@ def test_a_driver_waits_for_whoever_only_looks(tmp_path: Path) -> None:
         ended.start()
         with run_lock.lock(RunDir(tmp_path)):
             ended.join()
+
+
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(MachineError, match="has no locks"), run_lock.lock(RunDir(tmp_path)):
+        pass
 
 
 @pytest.fixture

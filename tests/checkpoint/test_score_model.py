@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,13 +46,25 @@ def _sharded(base: Path) -> Path:
     return base
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+def _named(base: Path) -> Path:
+    (base / "model.safetensors").rename(base / "mine.safetensors")
+    return base
+
+
+def _indexed(base: Path) -> Path:
+    weight_map = dict.fromkeys(load_file(base / "model.safetensors"), "model.safetensors")
+    text = json.dumps({"metadata": {}, "weight_map": weight_map})
+    (base / "model.safetensors.index.json").write_text(text)
+    return base
+
+
+@pytest.mark.parametrize("form", [Path, _sharded, _named, _indexed])
 def test_transformers_and_the_trainer_read_the_same_weights(
-    base: Path, tmp_path: Path, shards: int
+    base: Path, tmp_path: Path, form: Callable[[Path], Path]
 ) -> None:
     from transformers import AutoModelForSequenceClassification
 
-    source = _sharded(base) if shards > 1 else base
+    source = form(base)
     folder = score_model(source, tmp_path / "scores", pad_id=0, seed=3)
     assert load_facts(folder).scores and not load_facts(source).scores
     model, told = AutoModelForSequenceClassification.from_pretrained(
@@ -74,6 +87,15 @@ def test_it_is_made_once_and_equal_seeds_give_equal_heads(base: Path, tmp_path: 
     again = score_model(base, tmp_path / "a", pad_id=0, seed=2)
     with HfReader(again) as reader:
         assert torch.equal(reader.read(HEAD), heads[0])
+
+
+def test_a_run_with_its_model_in_it_may_be_moved(base: Path, tmp_path: Path) -> None:
+    (run := tmp_path / "run").mkdir()
+    base.rename(run / "model")
+    score_model(run / "model", run / "critic-model", pad_id=0, seed=0)
+    run.rename(tmp_path / "moved")
+    with HfReader(tmp_path / "moved" / "critic-model") as reader:
+        assert reader.read("model.layers.0.mlp.down_proj.weight").isfinite().all()
 
 
 def test_a_model_that_gives_scores_is_taken_as_it_is(base: Path, tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_what_a_client_may_not_do_is_refused_and_harms_nobody(server: Server) ->
     with pytest.raises(Failed, match="401"):
         Client(server.url, "tml-somebody-0123456789")
     own = alice.model(base, seed=5)
-    path = own.save("mine")
+    path, sampler = own.save("mine"), alice.sampler()
     for refused in (
         lambda: bob.do(
             "load_weights", session_id=bob.session, model_seq_id=9, path=path, optimizer=True
@@ -287,6 +287,10 @@ def test_what_a_client_may_not_do_is_refused_and_harms_nobody(server: Server) ->
             "forward", forward_input={"data": [datum([1] * 200)], "loss_fn": "cross_entropy"}
         ),
         lambda: own.do("forward", forward_input={"data": [datum([1, 2])], "loss_fn": "gspo"}),
+        lambda: alice.sample(sampler, [1, 2, 999]),
+        lambda: alice.sample(sampler, [-100, 1]),
+        lambda: alice.sample(sampler, [1], stop=[999]),
+        lambda: alice.sample(sampler, [1], top_k=0),
     ):
         with pytest.raises(Failed, match=r"400|user"):
             refused()

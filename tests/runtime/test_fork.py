@@ -34,6 +34,11 @@ def trunk(tmp_path: Path) -> RunDir:
     for folder in (run.own_model_dir, run.data_dir, run.journal_dir):
         folder.mkdir()
         (folder / "some").write_text("of the trunk")
+    (run.journal_dir / "collector-0").mkdir()
+    (run.journal_dir / "collector-0" / "1.journal").write_text("of another process")
+    os.symlink("../model/some", run.own_model_dir / "linked")
+    os.symlink(tmp_path / "outside", run.own_model_dir / "outside")
+    (tmp_path / "outside").write_text("of nobody's run")
     run.events_file.write_text("")
     run.tracking_id()
     return run
@@ -48,10 +53,14 @@ def test_a_fork_shares_the_checkpoint_and_outlives_its_trunk(trunk: RunDir) -> N
     made = forked(trunk)
     file = made.run.checkpoints / "step_3" / "__0_0.distcp"
     assert os.path.samefile(file, trunk.checkpoints / "step_3" / "__0_0.distcp")
-    assert made.linked_bytes == 1000 + len("of the trunk") and made.copied_bytes == 0
+    assert made.linked_bytes == 1000 + 2 * len("of the trunk") and made.copied_bytes == 0
     shutil.rmtree(trunk.path)
     assert CheckpointStore(made.run.checkpoints).find(None).step == 3
-    assert (made.run.own_model_dir / "some").read_text() == "of the trunk"
+    for name in ("some", "linked"):
+        assert (made.run.own_model_dir / name).read_text() == "of the trunk"
+    assert (made.run.own_model_dir / "outside").is_symlink()
+    journal = made.run.journal_dir / "collector-0" / "1.journal"
+    assert journal.read_text() == "of another process"
     assert load_resolved(made.run.recipe_file).recipe.run.name == "branch"
 
 
@@ -107,7 +116,7 @@ def test_a_file_system_without_links_gets_copies(
 
     monkeypatch.setattr(os, "link", refuse)
     made = forked(trunk)
-    assert made.linked_bytes == 0 and made.copied_bytes == 1000 + len("of the trunk")
+    assert made.linked_bytes == 0 and made.copied_bytes == 1000 + 2 * len("of the trunk")
     assert CheckpointStore(made.run.checkpoints).find(3).step == 3
 
 

@@ -186,6 +186,28 @@ def test_relative_paths_become_absolute_and_everything_else_stays(
     assert load_resolved(tmp_path / "recipe.yaml").recipe == anchored.recipe
 
 
+def test_files_of_templates_drafts_tasks_and_roles_are_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("chat.jinja", "draft", "tasks", "old", "none", "judge"):
+        (tmp_path / name).write_text("")
+    sets = [
+        *("data.chat_template=chat.jinja", "rollout.harbor.tasks=tasks"),
+        *("rollout.speculative={kind: draft, model: draft}", "rollout.judge.model=judge"),
+        *("rollout.agent=multi_agent", "rollout.roles={a: {}, b: {policy: old}}"),
+    ]
+    loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    rollout = (anchored := with_absolute_paths(loaded).recipe).rollout
+    named = (anchored.data.chat_template, rollout.speculative.model, rollout.harbor.tasks)
+    assert named == tuple(str(tmp_path / name) for name in ("chat.jinja", "draft", "tasks"))
+    assert rollout.roles["b"].policy == str(tmp_path / "old")
+    assert rollout.roles["a"].policy is None and rollout.judge.model == "judge"
+    sets = ["data.chat_template=none"]
+    loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    assert with_absolute_paths(loaded) is loaded
+
+
 def test_paths_in_lists_are_made_absolute_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ class Parent:
             run = self._run
             assert run is not None, "there is nothing to continue from"
             if isinstance(error, NodesJoined):
-                self.output.note(f"{run.name} restarts: attempt {len(run.attempts()) + 1}")
+                self.output.note(f"{run.name} restarts: attempt {run.next_attempt}")
             else:
                 self._pause_after(error, run, restarts, was_reported=was_reported)
             self._has_begun, work = True, partial(self.resume, run.path)
@@ -113,7 +113,7 @@ class Parent:
         pause_s = min(PAUSE_S * 2 ** (restarts.total - 1), LONGEST_PAUSE_S)
         self.output.warn(
             f"{run.name} restarts from its newest checkpoint in {pause_s:.0f} s: attempt "
-            f"{len(run.attempts()) + 1}, restart {restarts.total} of at most "
+            f"{run.next_attempt}, restart {restarts.total} of at most "
             f"{self._limits.max_restarts} within {self._limits.window_s:g} s"
         )
         _pause(pause_s, run)

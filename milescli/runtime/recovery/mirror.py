@@ -291,13 +291,14 @@ def _made_by(run: RunDir) -> list[tuple[str, Path]]:
 def _snapshot(run: RunDir, into: Path) -> dict[str, Path]:
     """Copy the records that a resumed run reads. Returns them by their paths in the copy."""
     shutil.rmtree(into, ignore_errors=True)
-    (into / run.journal_dir.name).mkdir(parents=True)
+    into.mkdir(parents=True)
     run.tracking_id()
     single = (run.recipe_file, run.plan_file, run.manifest_file, run.events_file, run.note_file)
-    files = [*single, run.metrics_file, run.path / ".tracking-id", *run.journal_dir.glob("*")]
+    files = [*single, run.metrics_file, run.path / ".tracking-id", *run.journal_files]
     copied = {}
     for file in files:
         name = str(file.relative_to(run.path))
         with suppress(FileNotFoundError):  # never written, or removed meanwhile
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
             copied[f"{RECORDS}/{name}"] = Path(shutil.copyfile(file, into / name))
     return copied

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from milescli.agents.proxy import MAX_BODY_BYTES, TooLarge, as_object, read_body
 from milescli.rollout.base import GenerateRequest
 from milescli.runtime.service.clients import Clients
+from milescli.runtime.service.datums import Limits
 from milescli.runtime.service.futures import Futures, JsonResult, Result, TooMany, Unknown
 from milescli.runtime.service.wire import (
     ClientError,
@@ -339,7 +340,7 @@ class Api:
         sampler, count = self.clients.sampler(number, tenant), int(body.get("num_samples", 1))
         if not 1 <= count <= MAX_SAMPLES:
             raise ClientError(f"`num_samples` must be from 1 to {MAX_SAMPLES}")
-        request = _generate_request(body, self.clients.service_model.limits.max_tokens)
+        request = _generate_request(body, self.clients.service_model.limits)
         scores_prompt = bool(body.get("prompt_logprobs"))
         future = f"{number}:{body['seq_id']}"
         return self._begin(
@@ -360,15 +361,16 @@ _NOT_SAMPLED = (
 )
 
 
-def _generate_request(body: Body, max_tokens: int) -> GenerateRequest:
+def _generate_request(body: Body, limits: Limits) -> GenerateRequest:
     """Read a SampleRequest. Raises ClientError."""
     if unsupported := [name for name in _NOT_SAMPLED if body.get(name)]:
         raise ClientError(f"`{unsupported[0]}` is not supported")
     prompt, given = tokens_of(body["prompt"]).tolist(), body["sampling_params"]
-    room = max_tokens - len(prompt)
+    room = limits.max_tokens - len(prompt)
     if not prompt or room < 1:
         raise ClientError(
-            f"the prompt has {len(prompt)} tokens; prompt and response have at most {max_tokens}"
+            f"the prompt has {len(prompt)} tokens; prompt and response have at most "
+            f"{limits.max_tokens}"
         )
     wanted = given.get("max_tokens")
     stop = given.get("stop")
@@ -378,15 +380,21 @@ def _generate_request(body: Body, max_tokens: int) -> GenerateRequest:
     temperature, top_p = float(given.get("temperature", 1)), float(given.get("top_p", 1))
     if not (0 <= temperature <= 10 and 0 < top_p <= 1):
         raise ClientError("`temperature` must be from 0 to 10, `top_p` above 0 and at most 1")
+    stop_ids, top_k = [each for each in stops if isinstance(each, int)], int(given.get("top_k", -1))
+    if top_k != -1 and top_k < 1:
+        raise ClientError("`top_k` must be at least 1, or -1 for all tokens")
+    # an engine would die of another token
+    if not all(0 <= each < limits.vocab_size for each in (*prompt, *stop_ids)):
+        raise ClientError(f"a token is not one of the {limits.vocab_size} of the vocabulary")
     seed = given.get("seed")
     return GenerateRequest(
         prompt_ids=prompt,
         max_new_tokens=room if wanted is None else max(1, min(int(wanted), room)),
         temperature=temperature,
         top_p=top_p,
-        top_k=int(given.get("top_k", -1)),
+        top_k=top_k,
         stop=[each for each in stops if isinstance(each, str)],
-        stop_ids=[each for each in stops if isinstance(each, int)],
+        stop_ids=stop_ids,
         seed=None if seed is None else int(seed) % 2**31,
     )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -50,7 +51,6 @@ class TooMany(Exception):
 class _Future:
     tenant: str
     task: asyncio.Task[Result]
-    done_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +62,10 @@ class Futures:
     num_ended: int = 0
     """Number of requests with a result so far."""
     _all: dict[str, _Future] = field(default_factory=dict)
+    _num_open: Counter[str] = field(default_factory=Counter)
+    """Number of requests without a result, by tenant."""
+    _ended: deque[tuple[float, str]] = field(default_factory=deque)
+    """(end, id) of the requests with a result, oldest first."""
 
     def begin(self, number: str, tenant: str, work: Callable[[], Awaitable[Result]]) -> None:
         """Start the work unless it was started under this id. Raises TooMany, or Unknown if the id
@@ -71,15 +75,16 @@ class Futures:
             if known.tenant != tenant:
                 raise Unknown(number)
             return
-        own = [each for each in self._all.values() if each.tenant == tenant]
-        if sum(each.done_at is None for each in own) >= MAX_OPEN:
+        if self._num_open[tenant] >= MAX_OPEN:
             raise TooMany
         made = _Future(tenant=tenant, task=asyncio.ensure_future(self._done(work)))
-        made.task.add_done_callback(lambda _: self._end(made))
+        made.task.add_done_callback(lambda _: self._end(number, tenant))
         self._all[number] = made
+        self._num_open[tenant] += 1
 
-    def _end(self, made: _Future) -> None:
-        made.done_at = time.monotonic()
+    def _end(self, number: str, tenant: str) -> None:
+        self._ended.append((time.monotonic(), number))
+        self._num_open[tenant] -= 1
         self.num_ended += 1
 
     async def result(self, number: str, tenant: str, *, within_s: float) -> Result | None:
@@ -117,9 +122,8 @@ class Futures:
     def _forget(self) -> None:
         """Drop results that nobody will ask for."""
         past = time.monotonic() - KEEP_S
-        old = [n for n, one in self._all.items() if one.done_at is not None and one.done_at < past]
-        for number in old:
-            del self._all[number]
+        while self._ended and self._ended[0][0] < past:
+            del self._all[self._ended.popleft()[1]]
 
 
 def _failed(text: str, category: str) -> JsonResult:

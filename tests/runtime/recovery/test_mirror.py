@@ -60,6 +60,8 @@ class Rig:
         self.run.manifest_file.write_text("{}")
         self.run.events_file.write_text('{"event": "CheckpointSaved", "step": 1}\n')
         (self.run.journal_dir / "1.journal").write_text("finished samples")
+        (self.run.journal_dir / "collector-0").mkdir()
+        (self.run.journal_dir / "collector-0" / "1.journal").write_text("of another process")
         self.run.own_model_dir.mkdir()
         (self.run.own_model_dir / "model.safetensors").write_bytes(b"w" * 64)
         self.checkpoints = CheckpointStore(self.run.checkpoints, keep=2)
@@ -234,6 +236,8 @@ def test_a_lost_run_is_fetched_with_what_it_goes_on_with(rig: Rig, tmp_path: Pat
     assert store.steps() == [2] and store.find(2).manifest.prompt_position == 16
     assert (found.own_model_dir / "model.safetensors").read_bytes() == b"w" * 64
     assert (found.journal_dir / "1.journal").read_text() == "finished samples"
+    part = found.journal_dir / "collector-0" / "1.journal"
+    assert part.read_text() == "of another process"
     assert found.tracking_id() == rig.run.tracking_id()
     with pytest.raises(CheckpointError, match="already exists") as caught:
         _restore(rig, tmp_path / "other")
