@@ -112,7 +112,7 @@ def _not_yaml(error: yaml.YAMLError, *, source: str) -> RecipeError:
 def _convert(node: yaml.Node, lines: list[str], *, source: str) -> YamlNode:
     line = node.start_mark.line + 1
     if isinstance(node, yaml.ScalarNode):
-        return _scalar(node, lines)
+        return _scalar(node, lines, source=source)
     if isinstance(node, yaml.SequenceNode):
         items = [_convert(item, lines, source=source) for item in node.value]
         text = "[" + ", ".join(item.text for item in items) + "]"
@@ -129,7 +129,7 @@ def _convert(node: yaml.Node, lines: list[str], *, source: str) -> YamlNode:
                 why="the key is a list or a mapping",
                 fix=f"write `key: value` at {source}:{key_line}",
             )
-        key = key_node.value
+        key = _text(key_node, source=source)
         if key in children:
             raise RecipeError(
                 f"{source}:{key_line}: `{key}` is set twice",
@@ -143,15 +143,32 @@ def _convert(node: yaml.Node, lines: list[str], *, source: str) -> YamlNode:
     return YamlNode(value=children, text=text, plain=True, line=line, comment=comment)
 
 
-def _scalar(node: yaml.ScalarNode, lines: list[str]) -> YamlNode:
-    plain = node.style is None
+def _scalar(node: yaml.ScalarNode, lines: list[str], *, source: str) -> YamlNode:
+    plain, text = node.style is None, _text(node, source=source)
     return YamlNode(
-        value=_plain_value(node.value) if plain else node.value,
-        text=node.value if plain else f'"{node.value}"',
+        value=_plain_value(text) if plain else text,
+        text=text if plain else f'"{text}"',
         plain=plain,
         line=node.start_mark.line + 1,
         comment=_comment(node, lines),
     )
+
+
+def _text(node: yaml.ScalarNode, *, source: str) -> str:
+    """Return the scalar's text. JSON may write a character as two escapes, which YAML reads as two
+    halves of it: `"\\ud83d\\ude00"`. Raises RecipeError for half a character."""
+    text: str = node.value
+    if not any("\ud800" <= letter <= "\udfff" for letter in text):
+        return text
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        where = f"{source}:{node.start_mark.line + 1}"
+        raise RecipeError(
+            f"{where}: a text contains half a character",
+            why="an escape between `\\ud800` and `\\udfff` has no partner",
+            fix=f"write the character itself at {where}",
+        ) from None
 
 
 def _plain_value(text: str) -> object:

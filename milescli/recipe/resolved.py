@@ -3,7 +3,7 @@ key, its value, and as a comment who set it."""
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 
 import yaml
@@ -76,14 +76,15 @@ def scalar_yaml(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    inner = [*value.values()] if isinstance(value, dict) else value
-    if isinstance(inner, list) and any(isinstance(item, Section | dict) for item in inner):
-        return json.dumps(plain(value), ensure_ascii=False)  # which is YAML, without tags
+    if isinstance(value, Section):
+        return scalar_yaml(plain(value))
     if isinstance(value, dict):
         return (
             "{" + ", ".join(f"{scalar_yaml(k)}: {scalar_yaml(v)}" for k, v in value.items()) + "}"
         )
-    if isinstance(value, str | list):
+    if isinstance(value, list):
+        return f"[{', '.join(map(scalar_yaml, value))}]"
+    if isinstance(value, str):
         style = {
             "default_style": '"',
             "default_flow_style": True,
@@ -91,4 +92,6 @@ def scalar_yaml(value: object) -> str:
             "width": float("inf"),
         }
         return yaml.safe_dump(value, **style).rstrip("\n")
-    return repr(value)
+    if math.isfinite(value):
+        return repr(value)
+    return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"

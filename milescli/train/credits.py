@@ -3,6 +3,7 @@ function: built in here, an entry point, or an import path."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from milescli.recipe.train import Train
@@ -44,9 +45,11 @@ def to_go(
     """G_t = sum over the trained tokens j >= t of gamma^(j - t) x_j; x is -penalty, plus the
     rewards of turns at their ends, plus the rest of A at the last trained token (REINFORCE++, arXiv
     2501.03262). j counts trained tokens only: the output of a tool is no step."""
-    rows = TrainedRows(tokens)
-    rewards = rows.token_rewards(advantages, penalty)
-    return rows.scatter(discounted_sum(rewards, settings.gamma))
+
+    def of_part(rows: TrainedRows, rewards: torch.Tensor) -> torch.Tensor:
+        return discounted_sum(rewards, settings.gamma)
+
+    return _by_parts(of_part, advantages, penalty, tokens)
 
 
 def gae(
@@ -56,15 +59,37 @@ def gae(
     1) - V_j, V = 0 after the last (GAE, arXiv 1506.02438, eq. 16), x as in `to_go`."""
     import torch
 
-    rows = TrainedRows(tokens)
-    values = rows.gather(tokens[Stream.VALUES])
-    rewards = rows.token_rewards(advantages, penalty)
-    following = torch.nn.functional.pad(values[:, 1:], (0, 1))
-    errors = rewards + settings.gamma * following - values
-    return rows.scatter(discounted_sum(errors, settings.gamma * settings.lam))
+    def of_part(rows: TrainedRows, rewards: torch.Tensor) -> torch.Tensor:
+        values = rows.gather(rows.tokens[Stream.VALUES])
+        following = torch.nn.functional.pad(values[:, 1:], (0, 1))
+        errors = rewards + settings.gamma * following - values
+        return discounted_sum(errors, settings.gamma * settings.lam)
+
+    return _by_parts(of_part, advantages, penalty, tokens)
 
 
 gae.needs = frozenset({Stream.VALUES})  # type: ignore[attr-defined]
+
+
+MAX_CELLS = 2**22
+"""Largest padded table of a rank's sequences that is computed at once: one long response would make
+it as wide for all, and a cell takes up to 76 bytes."""
+
+
+def _by_parts(
+    of_part: Callable[[TrainedRows, torch.Tensor], torch.Tensor],
+    advantages: torch.Tensor,
+    penalty: torch.Tensor,
+    tokens: PackedTokens,
+) -> torch.Tensor:
+    """Return [S] float32 what `of_part` computes of (rows, their rewards [N, K]), for sequences of
+    similar length at a time."""
+    credit = advantages.new_zeros(advantages.shape).float()
+    for index, part in tokens.parts(MAX_CELLS):
+        rows = TrainedRows(part)
+        rewards = rows.token_rewards(advantages[index], penalty[index])
+        credit[index] = rows.scatter(of_part(rows, rewards))
+    return credit
 
 
 class TrainedRows:
@@ -72,7 +97,7 @@ class TrainedRows:
     them. N: sequences; K: trained tokens of the longest."""
 
     def __init__(self, tokens: PackedTokens) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
         self._mask = tokens.whole_sequences(tokens.loss_mask) > 0  # [N, L]
         self._places = self._mask.cumsum(1) - 1  # [N, L] which trained token a column is
         self._counts = self._mask.sum(1)
@@ -82,7 +107,7 @@ class TrainedRows:
         """Gather [S] -> [N, K] float64, 0 beyond the last trained token."""
         import torch
 
-        whole = self._tokens.whole_sequences(values).double()
+        whole = self.tokens.whole_sequences(values).double()
         rows = whole.new_zeros((len(whole), self._width + 1))
         places = torch.where(self._mask, self._places, self._width)  # the last column is dropped
         return rows.scatter(1, places, torch.where(self._mask, whole, 0.0))[:, :-1]
@@ -91,8 +116,8 @@ class TrainedRows:
         """Return [N, K] the reward at each trained token; a sequence's rewards sum to its advantage
         less its penalties."""
         rewards, rest = self.gather(-penalty), self.gather(advantages)
-        if Stream.TURN_REWARD in self._tokens:
-            of_turns = self.gather(self._tokens[Stream.TURN_REWARD])
+        if Stream.TURN_REWARD in self.tokens:
+            of_turns = self.gather(self.tokens[Stream.TURN_REWARD])
             rewards = rewards + of_turns
             rest = rest - of_turns.sum(1, keepdim=True)
         return rewards + rest * self.is_last
@@ -110,7 +135,7 @@ class TrainedRows:
         import torch
 
         whole = rows.gather(1, self._places.clamp(min=0))
-        return self._tokens.own_part(torch.where(self._mask, whole, 0.0).float())
+        return self.tokens.own_part(torch.where(self._mask, whole, 0.0).float())
 
 
 _BLOCK = 128

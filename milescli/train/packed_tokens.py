@@ -4,8 +4,8 @@ collectives of the two given groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from milescli.platform.lazy import torch
@@ -120,6 +120,38 @@ class PackedTokens:
         gets 0.0. Differentiable."""
         padded = torch.cat([whole, whole.new_zeros((1, whole.shape[1]))])
         return padded.view(-1)[self._cells(whole.shape[1])]
+
+    def parts(self, max_cells: int) -> Iterator[tuple[torch.Tensor, PackedTokens]]:
+        """Yield ([S'] index in these tokens, the tokens there) for some whole sequences of similar
+        length at a time: `whole_sequences` of a part has at most `max_cells` cells, or one
+        sequence. Only for `complete`."""
+        assert not self.is_in_loss, "a microbatch is small: it needs no parts"
+        lengths, places = self.places.lengths.tolist(), self.places
+        left = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+        while left:
+            count = max(1, max_cells // max(lengths[left[0]], 1))
+            chosen, left = sorted(left[:count]), left[count:]
+            numbers = torch.tensor(chosen, device=places.lengths.device)
+            new_number = places.sequence.new_full((len(lengths) + 1,), len(numbers))
+            new_number[numbers] = torch.arange(len(numbers), device=numbers.device)
+            sequence = new_number[places.sequence]
+            index = (sequence < len(numbers)).nonzero()[:, 0]
+            yield (
+                index,
+                replace(
+                    self,
+                    places=replace(
+                        places,
+                        sequence=sequence[index],
+                        offset=places.offset[index],
+                        lengths=places.lengths[numbers],
+                    ),
+                    loss_mask=self.loss_mask[index],
+                    loss_weights=self.loss_weights[index],
+                    streams={name: values[index] for name, values in self.streams.items()},
+                    new_streams={name: values[index] for name, values in self.new_streams.items()},
+                ),
+            )
 
     def _cells(self, columns: int) -> torch.Tensor:
         """Return [S] index into [N + 1, columns] laid flat; padding goes to the last row."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from milescli.core.errors import CheckpointError
+from milescli.core.errors import CheckpointError, RecipeError
 from milescli.recipe.keys import keys
 from milescli.recipe.load import load
 from milescli.recipe.resolved import load_resolved, resolved_yaml
@@ -34,6 +34,8 @@ def test_every_key_stands_there_with_its_origin(place: Place) -> None:
         ["model.scratch=null", "model.path=a/b", "model.revision=1e5"],
         ["rollout.stop=[null, '#', ': ']"],
         ["rollout.reward={math: 1, 'a#b.c:d': -0.5}"],
+        ["rollout.environment.settings={a: [2, 3], b: [true, null, .5], c: [[1], {d: [-.inf]}]}"],
+        ['rollout.stop=["\\ud83d\\ude00", "a\\u2028\\x7f"]'],
     ],
 )
 def test_recipe_and_origins_survive_the_way_to_disk_and_back(place: Place, sets: list[str]) -> None:
@@ -42,6 +44,13 @@ def test_recipe_and_origins_survive_the_way_to_disk_and_back(place: Place, sets:
     from_disk = load_resolved(place.cwd / "recipe.yaml")
     assert from_disk.recipe == loaded.recipe
     assert from_disk.origins == loaded.origins
+
+
+def test_a_character_in_two_escapes_is_one_and_half_of_one_is_refused(place: Place) -> None:
+    stop = place.load(sets=['rollout.stop=["\\ud83d\\ude00"]']).recipe.rollout.stop
+    assert stop == ["\N{GRINNING FACE}"]
+    with pytest.raises(RecipeError, match="has no partner"):
+        place.load(sets=['rollout.stop=["\\ud83d"]'])
 
 
 @settings(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from milescli.core.plug_points import CREDITS
 from milescli.recipe.train import Train
+from milescli.train import credits
 from milescli.train.credits import discounted_sum
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
@@ -77,6 +78,25 @@ def test_tokens_that_nobody_sampled_are_no_steps(
     assert to_go == pytest.approx(
         _naive(tokens, advantages, penalty, nothing, gamma, 1.0), rel=1e-5, abs=1e-5
     )
+
+
+def test_sequences_are_computed_in_parts_where_one_would_make_the_table_wide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(1)
+    tokens = ragged(rng)
+    count = len(tokens.loss_mask)
+    advantages, penalty, values = (torch.from_numpy(rng.normal(size=count)) for _ in range(3))
+    tokens.streams = {Stream.VALUES: values.float()}
+    given_all = {"advantages": advantages.float(), "penalty": penalty.float(), "tokens": tokens}
+    for name in ("gae", "to_go"):
+        credit, settings = CREDITS.load(name), Train(gamma=0.9, lam=0.9)
+        whole = credit(**given_all, settings=settings)
+        for max_cells in (1, int(tokens.places.lengths.sum()) // 2):
+            monkeypatch.setattr(credits, "MAX_CELLS", max_cells)
+            assert len([*tokens.parts(max_cells)]) > 1
+            torch.testing.assert_close(credit(**given_all, settings=settings), whole)
+        monkeypatch.undo()
 
 
 def test_a_sequence_without_a_trained_token_gets_nothing() -> None:

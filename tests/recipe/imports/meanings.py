@@ -257,8 +257,11 @@ MEANINGS: dict[str, Meaning] = {
         "a.yaml",
         "pretrain: /m\nbeta: 0.2\nipo: true\nsequence_length: 512\nactor_train:\n"
         "  data_args: {file_name: a.json}\n  device_mapping: list(range(0,4))\n"
-        "  training_args: {per_device_train_batch_size: 2, gradient_accumulation_steps: 8}\n",
+        "  training_args: {per_device_train_batch_size: 2, gradient_accumulation_steps: 8,\n"
+        "    adam_beta1: 0.8, adam_epsilon: 1.0e-6}\n",
         {
+            "train.optimizer.beta1": 0.8,
+            "train.optimizer.eps": 1e-6,
             "train.objective": "preference",
             "train.preference.loss": "ipo",
             "train.preference.beta": 0.2,

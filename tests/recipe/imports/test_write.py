@@ -11,7 +11,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.imports.reading import read_files
 from milescli.recipe.imports.tables import READ
 from milescli.recipe.imports.write import Imported, frameworks, import_files
-from milescli.recipe.keys import keys
+from milescli.recipe.keys import keys as recipe_keys
 from milescli.recipe.load import load, value_at
 from tests.recipe.imports.cases import CASES
 from tests.recipe.imports.launchers import MILES_PYTHON
@@ -53,6 +53,7 @@ def test_a_table_names_keys_that_there_are(name: str) -> None:
     for new in table.aliases.values():
         assert new in keys or (new.endswith(".") and any(key.startswith(new) for key in keys))
     assert not set(table.aliases) & set(table.rows)
+    assert not set(recipe_keys()) & set(map(str, table.defaults.values()))
     assert all(len(why) > 10 or why == READ for why in table.groups.values())
 
 
@@ -153,7 +154,7 @@ def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
 def test_all_keys_of_all_tables_are_keys_of_a_recipe(tmp_path: Path) -> None:
     for _, files, _, _ in CASES.values():
         made = import_files(written(tmp_path, files))
-        assert set(made.entries) | set(made.layout) <= set(keys())
+        assert set(made.entries) | set(made.layout) <= set(recipe_keys())
         assert json.dumps({key: one.value for key, one in made.entries.items()})
 
 
