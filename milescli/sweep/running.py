@@ -16,7 +16,7 @@ from milescli.console.output import Output
 from milescli.core.errors import MilesError, Stopped, WaitTimeout
 from milescli.core.history import Evaluation
 from milescli.insight.reader import read_history
-from milescli.report.evaluations import evaluations_of
+from milescli.report.evaluations import interval_of
 from milescli.report.formats import accuracy as shown_accuracy
 from milescli.report.formats import interval
 from milescli.runtime.fork import fork
@@ -259,8 +259,7 @@ class _SweepRunner:
 
     def _apply_decision(self, one: TrialProcess, evaluation: Evaluation) -> None:
         trial = one.trial
-        shown = evaluations_of(one.run, one.reader.history)
-        found = next((each.interval for each in shown if each.step == evaluation.step), None)
+        found = interval_of(one.run, evaluation)
         interval_text = f" ({interval(found)})" if found is not None else ""
         self.output.note(
             f"{trial.run_name} step {evaluation.step}: accuracy "
