@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -93,6 +94,11 @@ class SweepDir:
     def shown(self) -> str:
         """Return the path as a user would type it here."""
         return RunDir(self.path).shown
+
+    @property
+    def launch_winner(self) -> str:
+        """Return the command that trains with the settings of the best trial."""
+        return shlex.join(["miles", "launch", f"{self.shown}/{self.winner_file.name}"])
 
     @property
     def winner_file(self) -> Path:
