@@ -35,7 +35,7 @@ def run_sweep(folder: SweepDir, *, output: Output) -> list[Trial]:
         raise MilesError(
             f"the sweep {folder.name} is running",
             why=f"another miles process works on {folder.shown}",
-            fix=[f"miles report {folder.shown}", f"miles stop {folder.shown}"],
+            fix=[f"miles report {folder.typed}", f"miles stop {folder.typed}"],
         )
     with lock(RunDir(folder.path)):
         sweeping = _SweepRunner(folder, output=output)
@@ -47,7 +47,7 @@ def run_sweep(folder: SweepDir, *, output: Output) -> list[Trial]:
                 f"the sweep {folder.name} was stopped",
                 why=f"{sweeping.num_ended} of {folder.sweep.num_trials} trials have ended; the "
                 "others are saved",
-                fix=f"miles resume {folder.shown}",
+                fix=f"miles resume {folder.typed}",
             ) from raised
     trials = sweeping.trials
     failed = [one for one in trials if one.state in (TrialState.FAILED, TrialState.REFUSED)]
@@ -241,7 +241,7 @@ class _SweepRunner:
                     f"trial {run.name} is still running",
                     why=f"the sweep waited {STOP_TIMEOUT_S:.0f} s for another process that works "
                     "on it",
-                    fix=f"miles stop {run.shown} --now",
+                    fix=f"miles stop {run.typed} --now",
                 )
             time.sleep(CHECK_EVERY_S)
 
@@ -291,7 +291,7 @@ class _SweepRunner:
         self.folder.record(trial)
         if trial.error:
             run = self.folder.run_of(trial)
-            more = f"fix: miles why {run.shown}" if run.is_run else f"why: {trial.error.get('why')}"
+            more = f"fix: miles why {run.typed}" if run.is_run else f"why: {trial.error.get('why')}"
             error = trial.error.get("error")
             self.output.warn(f"{trial.run_name} {trial.state}: {error}\n  {more}")
         else:

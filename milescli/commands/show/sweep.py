@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,14 +111,12 @@ def show_results(folder: SweepDir, result: SweepResult, *, output: Output) -> No
     for note in result.notes:
         output.note(note)
     if result.winner is not None:
-        run = str(Path(folder.shown).parent / result.winner.run)
+        run = RunDir(folder.path.parent / result.winner.run).typed
         output.next_steps(
             {
                 folder.launch_winner: "train with the best settings",
-                shlex.join(["miles", "report", run]): "read about it",
-                shlex.join(["miles", "report", folder.shown, "--to", "sweep.html"]): (
-                    "the page to share"
-                ),
+                f"miles report {run}": "read about it",
+                f"miles report {folder.typed} --to sweep.html": "the page to share",
             }
         )
 
@@ -153,6 +150,6 @@ def _page(folder: SweepDir, result: SweepResult) -> str:
         raise CheckpointError(
             f"the sweep {folder.name} has begun no trial yet",
             why="an HTML report shows the runs of trials",
-            fix=f"miles resume {folder.shown}   # begins them",
+            fix=f"miles resume {folder.typed}   # begins them",
         )
     return sweep_page(page_fields(result, folder), subjects, made_s=time.time())
