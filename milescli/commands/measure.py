@@ -184,7 +184,7 @@ def _measure_target(
             )
         if target.step is not None and options.steps is not None:
             raise typer.BadParameter(
-                f"`{subject}` names one checkpoint of a run: leave out --step and --steps"
+                f"`{subject}` names a checkpoint of a run, so --step and --steps cannot apply"
             )
         steps = options.steps if target.step is None else str(target.step)
         from milescli.runtime.evaluation.evaluate import evaluate_run
