@@ -38,15 +38,15 @@ _CAUSE_LINES = re.compile(
 
 
 def kernel_lines(since: float, *, records: list[str] | None = None) -> list[str] | None:
-    """Return the lines of the kernel's log since `since` (seconds since 1970) that name a cause,
-    each with its time; None if this user may not read the log. `records` replaces the log in
+    """Return the last lines of the kernel's log since `since` (seconds since 1970) that name a
+    cause, each with its time; None if this user may not read the log. `records` replaces the log in
     tests."""
     if records is None:
         try:
             records = list(_records())
         except OSError:
             return None
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    boot = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)  # as the log: without suspends
     lines = []
     for record in records:
         head, _, text = record.partition(";")
@@ -54,7 +54,7 @@ def kernel_lines(since: float, *, records: list[str] | None = None) -> list[str]
         at = boot + int(head.split(",")[2]) / 1e6
         if at >= since and _CAUSE_LINES.search(text):
             lines.append(f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} {text}")
-    return lines[:MAX_LINES]
+    return lines[-MAX_LINES:]  # the last ones are next to the end
 
 
 def _records() -> Iterator[str]:
@@ -269,11 +269,11 @@ def _timeline(events: list[Record], log_dir: Path) -> list[tuple[str, str]]:
         [event for event in events if event["event"] == kind]
         for kind in ("CheckpointSaved", "CheckpointMirrored")
     )
-    earlier = [*steps[:-1], *saves[:-1], *copies[:-1]]
+    earlier = {id(event) for event in (*steps[:-1], *saves[:-1], *copies[:-1])}
     recent = [
         (str(event.get("time", "")), text)
         for event in events
-        if (text := _moment(event)) and event not in earlier
+        if (text := _moment(event)) and id(event) not in earlier
     ]
     logs = [
         (format_time(file.stat().st_mtime), f"{file.name} was the last to be written")

@@ -72,7 +72,7 @@ def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
             f"the driver of run `{run.name}` cannot be reached from here",
             why=f"its lock names process {driver.pid}, which does not hold the lock: the driver "
             "runs in another container, or another computer shares the folder",
-            fix=f"miles stop {run.shown}   # run this where you launched it",
+            fix=f"miles stop {run.typed}   # run this where you launched it",
         )
     for number in (signal.SIGTERM, signal.SIGINT)[: 1 + at_once]:
         with suppress(ProcessLookupError):  # it ended by itself
@@ -86,8 +86,8 @@ def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
                 f"working after {timeout_s:g} s: it finishes its current work and then "
                 "writes a checkpoint",
                 fix=[
-                    f"miles status {run.shown}   # what is it doing?",
-                    f"miles stop {run.shown} --now   # without saving",
+                    f"miles status {run.typed}   # what is it doing?",
+                    f"miles stop {run.typed} --now   # without saving",
                 ],
             )
         time.sleep(POLL_S)
@@ -106,7 +106,7 @@ def logs_of(run: RunDir, *, attempt: int | None) -> list[Path]:
         raise CheckpointError(
             f"run `{run.name}` has no log" + (f" of attempt {attempt}" if attempt else " yet"),
             why=f"its attempts are {named}",
-            fix=f"miles status {run.shown}",
+            fix=f"miles status {run.typed}",
         )
     return sorted(files, key=lambda one: (-one.stat().st_mtime, one.name))
 
@@ -172,7 +172,7 @@ def require_deletable(run: RunDir) -> None:
         raise CheckpointError(
             f"miles does not delete {run.shown}",
             why=why,
-            fix=f"ls -la {run.shown}   # move anything that you want to keep",
+            fix=f"ls -la {run.typed}   # move anything that you want to keep",
         )
 
 
@@ -241,7 +241,7 @@ def write_note(run: RunDir, text: str) -> None:
         raise MilesError(
             f"the note has {len(text)} characters",
             why=f"a note has at most {LONGEST_NOTE}",
-            fix=f"miles note {run.shown} 'what matters most'",
+            fix=f"miles note {run.typed} 'what matters most'",
         )
     if not text:
         run.note_file.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -140,6 +141,11 @@ class RunDir:
         return os.path.relpath(self.path) if Path.cwd() in self.path.parents else str(self.path)
 
     @property
+    def typed(self) -> str:
+        """Return `shown` as a word of a command, quoted if a shell would split or change it."""
+        return shlex.quote(self.shown)
+
+    @property
     def is_run(self) -> bool:
         """Return True if the directory holds a run."""
         return self.recipe_file.is_file()
@@ -229,7 +235,7 @@ class RunDir:
             raise CheckpointError(
                 f"the model of run `{self.name}` is unknown",
                 why=f"{self.manifest_file}: {type(error).__name__}: {error}",
-                fix=f"miles resume {self.shown}   # writes the manifest again",
+                fix=f"miles resume {self.typed}   # writes the manifest again",
             ) from error
         return (self.path / recorded).resolve()
 
@@ -268,6 +274,7 @@ def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
 def resume_command(shown: str, *, step: int | None, num_steps: int | None = None) -> str:
     """Return the command that resumes a run, for an error. `shown`: path as its user types it;
     `step`: that of its newest checkpoint, if any; `num_steps`: number of steps, if known."""
+    shown = shlex.quote(shown)
     if step is not None and step == num_steps:
         return f"miles export {shown} --to DIR   # all its {step} steps are done and saved"
     where = (
@@ -353,13 +360,13 @@ def running_error(run: RunDir) -> MilesError:
     """Return the error of a command that cannot be used while a driver works on the run."""
     host, _, driver = _content(run.lock_file).strip().partition(" ")
     here = driver.isdecimal() and host == socket.gethostname()
-    stop = [f"miles stop {run.shown}   # it saves and stops, as by Ctrl-C"] if here else []
+    stop = [f"miles stop {run.typed}   # it saves and stops, as by Ctrl-C"] if here else []
     where = f", process {driver} on {host}" if driver else ""
     return MilesError(
         f"run `{run.name}` is running",
         why=f"a miles process is working on {run.shown}{where}",
         fix=[
-            f"miles status {run.shown} --watch   # follow its progress",
+            f"miles status {run.typed} --watch   # follow its progress",
             *(stop or ["press Ctrl-C in its terminal to save and stop it"]),
         ],
     )
@@ -395,16 +402,16 @@ def refuse_existing(base: Path, name: str) -> None:
         raise RecipeError(running.what, why=running.why, fix=[*running.fixes, other])
     outcome = (run.verdict() or {}).get("outcome")
     go_on = {
-        "done": f"miles resume {run.shown} --steps N   # train it further",
-        "stopped": f"miles resume {run.shown}   # continue the stopped run",
+        "done": f"miles resume {run.typed} --steps N   # train it further",
+        "stopped": f"miles resume {run.typed}   # continue the stopped run",
     }
     raise RecipeError(
         f"run directory {run.path} is in use",
         why="a new run never overwrites an old one",
         fix=[
-            *([go_on.get(str(outcome), f"miles resume {run.shown}   # go on")] * run.is_run),
+            *([go_on.get(str(outcome), f"miles resume {run.typed}   # go on")] * run.is_run),
             f"--name {name}-{secrets.token_hex(2)}   # a new name",
-            f"mv {run.shown} {run.shown}.old",
+            f"mv {run.typed} {run.typed}.old",
         ],
     )
 

@@ -66,7 +66,7 @@ def _opened_lock(run: RunDir) -> IO[str]:
             f"the run directory {run.shown} is not writable",
             why=f"{type(error).__name__}: {error}",
             fix=[
-                f"ls -ld {run.shown}   # who owns it?",
-                f"df -h {run.shown}   # is it read-only or full?",
+                f"ls -ld {run.typed}   # who owns it?",
+                f"df -h {run.typed}   # is it read-only or full?",
             ],
         ) from error

@@ -81,18 +81,19 @@ def write_crash_report(error: BaseException, *, argv: list[str]) -> Path:
         [
             f"miles {__version__}, Python {platform.python_version()}, {platform.platform()}",
             f"command: miles {' '.join(argv)}",
-            f"directory: {Path.cwd()}",
+            f"directory: {_working_folder() or 'it does not exist any more'}",
             "",
             *traceback.format_exception(error),
         ]
     )
-    state = state_folder()
+    state = None
     try:
+        state = state_folder()
         state.mkdir(parents=True, exist_ok=True)
         file = state / name
         file.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as problem:  # a read-only home
-        print(f"cannot write to {state}: {problem}", file=sys.stderr)
+    except (OSError, RuntimeError) as problem:  # a home that is read-only or unknown
+        print(f"cannot write to {state or 'the home folder'}: {problem}", file=sys.stderr)
         file = Path(tempfile.gettempdir()) / f"miles-{name}"
         file.write_text(text, encoding="utf-8", errors="replace")
     return file
@@ -239,14 +240,22 @@ def _run(argv: list[str] | None) -> int:
         print_nothing_more()
         return ExitCode.DONE
     except OSError as error:
-        full = _disk_full(error) if error.errno in DISK_FULL else None
-        shown = full or path_error(error) or _internal_error(error, argv)
+        if error.errno in DISK_FULL:
+            shown = _disk_full(error)
+        elif isinstance(error, FileNotFoundError) and _working_folder() is None:
+            shown = _no_working_folder()
+        else:
+            shown = path_error(error) or _internal_error(error, argv)
         output.error(shown)
         print_nothing_more()
         return shown.exit_code
     except Exception as error:  # a fault of ours: keep the traceback for the report, spare the user
         if (number := _number_in(error)) in DISK_FULL:
             shown = _disk_full(OSError(number, os.strerror(number)))
+            output.error(shown)
+            return shown.exit_code
+        if isinstance(error, RuntimeError) and str(error) == _NO_HOME:
+            shown = _no_home(argv)
             output.error(shown)
             return shown.exit_code
         output.error(_internal_error(error, argv))
@@ -348,6 +357,44 @@ def _disk_full(error: OSError) -> MilesError:
         "no space is left on the disk",
         why=f"{error.strerror}" + (f": {error.filename}" if error.filename else ""),
         fix=["df -h .   # which disk is full?", "--set run.dir=FOLDER   # on another disk"],
+    )
+
+
+def _working_folder() -> Path | None:
+    """Return the working folder; None if it was deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
+def _no_working_folder() -> MilesError:
+    return MachineError(
+        "the working folder does not exist any more",
+        why="it was deleted after this shell had entered it",
+        fix="cd   # and then to a folder that exists",
+    )
+
+
+_NO_HOME = "Could not determine home directory."
+"""Message of the RuntimeError of `expanduser` and `Path.home`."""
+
+
+def _no_home(argv: list[str]) -> MilesError:
+    """Return the error for a path that begins with `~`, or with `~` and a user, where there is no
+    such home."""
+    typed = next((word for word in argv if re.search(r"(^|=)~[^/]", word)), None)
+    if typed is not None:
+        return UsageError(
+            f"`{typed}` is in the home of a user who does not exist",
+            why="`~NAME` at the start of a path is the home of the user NAME",
+            fix="write the whole path; or ./~NAME for a folder of this name",
+        )
+    return MachineError(
+        "the home folder of this user is unknown",
+        why="HOME is not set, and the system has no entry for the user; or a path in a recipe "
+        "begins with `~` and a name that no user has",
+        fix="export HOME=DIR",
     )
 
 

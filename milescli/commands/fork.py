@@ -44,7 +44,6 @@ def fork(
 
     output: Output = context.obj
     made = forking.fork(folder, step=step, name=name, steps=steps, sets=sets or [], output=output)
-    shown = made.run.shown
     for line in made.changed:
         output.note(line)
     shared = f"{format_bytes(made.linked_bytes)} shared with {folder.name} by hard links"
@@ -65,4 +64,4 @@ def fork(
     )
     output.success(f"run {made.run.name} starts after step {made.step}: {shared}")
     more = "" if made.step < made.num_steps else f" --steps {2 * made.num_steps}"
-    output.note(f"continue it: miles resume {shown}{more}")
+    output.note(f"continue it: miles resume {made.run.typed}{more}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from milescli.commands.options import verb
 from milescli.console.output import Output
-from milescli.core.errors import RecipeError
+from milescli.core.errors import MachineError, RecipeError
 
 EXAMPLES = [
     "miles import run_qwen3-8b.sh --to mine.yaml",
@@ -56,16 +57,26 @@ def import_(
     from milescli.recipe.imports.write import import_files
 
     output: Output = context.obj
-    paths = [Path(one).expanduser() for one in files if "=" not in one]
+    is_word = {one: "=" in one and not Path(one).expanduser().exists() for one in files}
+    paths = [Path(one).expanduser() for one in files if not is_word[one]]
     if not paths:
         raise typer.BadParameter("name at least one file")
     if to is not None and to.exists() and not force:
         raise RecipeError(
             f"{to} exists already",
             why="it may have been edited since it was imported",
-            fix=[f"--to {to.stem}-2.yaml", "--force   # replaces it"],
+            fix=[
+                shlex.join(["--to", str(to.with_name(f"{to.stem}-2.yaml"))]),
+                "--force   # replaces it",
+            ],
         )
-    words = [one for one in files if "=" in one]
+    if to is not None and not to.absolute().parent.is_dir():
+        raise MachineError(
+            f"the folder {to.parent} does not exist",
+            why="a recipe is written into an existing folder",
+            fix=shlex.join(["mkdir", "-p", str(to.parent)]),
+        )
+    words = [one for one in files if is_word[one]]
     made = import_files(paths, framework=source, overrides=words, keep_layout=layout)
     output.note(f"{made.framework}: {made.reason}")
     for note in made.notes:
@@ -87,4 +98,6 @@ def import_(
     write_atomically(to.absolute(), made.text)
     counted = f"{len(made.entries)} keys, {len(made.without)} without a counterpart"
     output.success(f"{to}: {counted}, listed at its end")
-    output.note(f"miles launch --recipe {to} --dry-run --on 8xH100   # shows the plan")
+    output.note(
+        f"miles launch --recipe {shlex.quote(str(to))} --dry-run --on 8xH100   # shows the plan"
+    )

@@ -62,14 +62,14 @@ def logs(
         output.json("logs", {"folder": str(files[0].parent), "logs": listed})
         shown = [(name, format_bytes(size), changed) for name, size, changed in rows]
         output.table(["log", "size", "changed"], shown)
-        output.note(f"show one: miles logs {opened.shown} {rows[0][0]}")
+        output.note(f"show one: miles logs {opened.typed} {rows[0][0]}")
         return
     file = next((one for one in files if log in (one.stem, one.name)), None)
     if file is None:
         raise CheckpointError(
             f"run `{opened.name}` has no log `{log}`",
             why=f"{files[0].parent} contains {', '.join(one.stem for one in files)}",
-            fix=f"miles logs {opened.shown}",
+            fix=f"miles logs {opened.typed}",
         )
     tail, end = last_lines(file, lines)
     output.json("log", {"path": str(file), "text": tail})

@@ -26,6 +26,8 @@ from milescli.runtime.evaluation.results import (
     find_result,
     folder_of,
     folder_of_endpoint,
+    folder_of_model,
+    is_older_than_model,
     read_result,
     read_results,
 )
@@ -180,6 +182,10 @@ def _measure_target(
             raise typer.BadParameter(
                 "--out applies to a MODEL: results of a run are stored in the run's directory"
             )
+        if target.step is not None and options.steps is not None:
+            raise typer.BadParameter(
+                f"`{subject}` names a checkpoint of a run, so --step and --steps cannot apply"
+            )
         steps = options.steps if target.step is None else str(target.step)
         from milescli.runtime.evaluation.evaluate import evaluate_run
 
@@ -208,7 +214,7 @@ def _measure_target(
     from milescli.runtime.evaluation.evaluate import evaluate_model
 
     assert target.model is not None, target
-    folder = options.out or runs_folder() / FOLDER / Path(target.model).name
+    folder = options.out or folder_of_model(target.model, runs_folder() / FOLDER)
     return folder, evaluate_model(
         target.model,
         folder=folder,
@@ -227,23 +233,28 @@ def with_comparison(other: str, eval_options: EvalOptions, *, output: Output) ->
         return replace(eval_options, against=[read_result(Path(other).expanduser())])
     target = find_eval_target(other)
     folder = target.run or _results_folder(target, other)
-    stored = [
-        find_result(folder, name, step=target.step) if folder else None
-        for name in set_names(eval_options)
-    ]
-    if all(stored):
-        return replace(eval_options, against=[one for one in stored if one])
+    names = set_names(eval_options)
+    stored = [one for name in names if folder and (one := _stored_result(folder, name, target))]
+    if len(stored) == len(names):
+        return replace(eval_options, against=stored)
     output.note(f"{other} has no results for these prompts yet: evaluating it first")
     where, results = measure_subject(other, eval_options, MeasureOptions(), output=output)
     show_results(results, folder=where, output=output)
     return replace(eval_options, against=results)
 
 
+def _stored_result(folder: Path, name: str, target: EvalTarget) -> SetResult | None:
+    """Return the stored result of a set; None if there is none, or only one of older weights."""
+    found = find_result(folder, name, step=target.step)
+    is_old = found and target.model and is_older_than_model(found, folder, target.model)
+    return None if is_old else found
+
+
 def _results_folder(target: EvalTarget, name: str) -> Path | None:
     """Return the folder with the results of a model or an endpoint; None if there is none. Raises
     DataError if an endpoint has several models."""
     if target.model is not None:
-        return runs_folder() / FOLDER / Path(target.model).name
+        return folder_of_model(target.model, runs_folder() / FOLDER)
     folder = folder_of_endpoint(name, runs_folder() / FOLDER)
     models = sorted(folder.iterdir()) if folder.is_dir() else []
     if len(models) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import Annotated
 
@@ -50,7 +51,9 @@ def profile(
 
     output: Output = context.obj
     opened = open_run(folder)
-    wait.require_running(opened, command=f"miles profile {run} --steps {steps}")
+    wait.require_running(
+        opened, command=shlex.join(["miles", "profile", run, "--steps", str(steps)])
+    )
     plan = wait.plan_of(opened)
     if wanted_engines is None:
         wanted_engines = [0] if plan.engines.num else []

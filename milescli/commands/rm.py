@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,7 +57,7 @@ def remove(
             raise RecipeError(
                 "nothing was deleted",
                 why="there is no terminal to ask for confirmation",
-                fix=f"miles rm {' '.join(runs)} --yes",
+                fix=shlex.join(["miles", "rm", *runs, "--yes"]),
             )
         typer.confirm(f"Delete {'it' if len(opened) == 1 else 'them'}?", abort=True, err=True)
     for one in opened:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,6 +138,8 @@ def serve_clients(
 def read_keys(file: Path) -> dict[str, str]:
     """Map each key to its tenant, as read from a file that only its owner can read. Raises
     DataError."""
+    path = shlex.quote(str(file))
+    add = f'(umask 077; echo "alice {KEY_PREFIX}$(openssl rand -hex 24)" >> {path})'
     try:
         is_private = not file.stat().st_mode & 0o077
         rows = [line.split() for line in read_regular_text(file).splitlines()]
@@ -144,27 +147,31 @@ def read_keys(file: Path) -> dict[str, str]:
         raise DataError(
             f"cannot read the keys in {file}",
             why=f"{type(error).__name__}: {error}",
-            fix=f'(umask 077; echo "alice {KEY_PREFIX}$(openssl rand -hex 24)" >> {file})',
+            fix=add,
         ) from error
     if not is_private:
         raise DataError(
             f"other users of this computer can read the keys in {file}",
             why="whoever has a key can use what its client saved",
-            fix=f"chmod 600 {file}",
+            fix=f"chmod 600 {path}",
         )
-    rows = [row for row in rows if row and not row[0].startswith("#")]
-    faulty = next((n for n, row in enumerate(rows, 1) if not _is_key_row(row)), None)
-    found = {row[1]: row[0] for row in rows if len(row) == 2}
-    if faulty is not None or not found or len(found) < len(rows):
-        wrong = "two clients have the same key" if faulty is None and found else "it has no clients"
-        raise DataError(
-            f"the keys in {file} are not valid",
-            why=f"client {faulty} has no line NAME {KEY_PREFIX}KEY, or a key below {SHORTEST_KEY} "
-            "characters"
-            if faulty is not None
-            else wrong,
-            fix=f'(umask 077; echo "alice {KEY_PREFIX}$(openssl rand -hex 24)" > {file})',
-        )
+    found = dict[str, str]()
+    for number, row in enumerate(rows, 1):
+        if not row or row[0].startswith("#"):
+            continue
+        is_valid = _is_key_row(row)
+        if not is_valid or row[1] in found:
+            raise DataError(
+                f"line {number} of the keys in {file} is not valid",
+                why=f"it has the key of `{found[row[1]]}`, too"
+                if is_valid
+                else f"a line is NAME {KEY_PREFIX}KEY, with a key of {SHORTEST_KEY} characters or "
+                "more",
+                fix=f"${{EDITOR:-vi}} +{number} {path}",
+            )
+        found[row[1]] = row[0]
+    if not found:
+        raise DataError(f"the keys in {file} are not valid", why="it has no clients", fix=add)
     return found
 
 

@@ -46,7 +46,7 @@ def stop(
     if sweep is not None:
         output.json("stop", {"sweep": str(folder), "was_running": was_running})
         did = "is stopped" if was_running else "was not running"
-        output.success(f"the sweep {opened.name} {did}; miles resume {opened.shown}   # continues")
+        output.success(f"the sweep {opened.name} {did}; miles resume {opened.typed}   # continues")
         return
     saved = step_saved(opened.events())
     state = state_of(opened)

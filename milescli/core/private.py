@@ -108,7 +108,10 @@ def without_private(text: str) -> str:
     """Return the text without anything that looks like a token, a login of a URL, a webhook, or a
     path within a user's home."""
     text = _WEBHOOK.sub(REMOVED, _LOGIN.sub("", _TOKENS.sub(REMOVED, text)))
-    return _HOMES.sub("~", text.replace(str(Path.home()) + "/", "~/"))
+    home = Path.home()
+    if home != home.parent:  # a service may have the root as its home
+        text = text.replace(f"{home}/", "~/")
+    return _HOMES.sub("~", text)
 
 
 def without_paths(text: str) -> str:

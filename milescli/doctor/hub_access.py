@@ -97,9 +97,9 @@ def _request_status(url: str, token: str | None) -> int:
     """Return the status of the response. Raises OSError if there is none, or only that of a proxy
     or gateway that does not reach the hub."""
     try:
-        request = urllib.request.Request(
-            url, headers={"Authorization": f"Bearer {token}"} if token else {}
-        )
+        request = urllib.request.Request(url)
+        if token:
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:

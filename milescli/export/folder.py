@@ -5,13 +5,17 @@ tensor by tensor, and is called twice: to write, and to compare with the disk.""
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import json
 import math
 import os
+import secrets
+import shlex
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -238,28 +242,77 @@ def write_folder(
 
 @contextmanager
 def atomic_folder(out: Path) -> Iterator[Path]:
-    """Provide a folder to write, which becomes `out` at the end of the block; remove it on an
-    error."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f".{out.name}.part-{os.getpid()}")
+    """Provide a folder to write, whose content is in `out` after the block; remove it on an error.
+    An empty `out` may be the place where a disk is mounted, or a link: it stays, and the content is
+    moved into it, config.json last."""
+    out = out.expanduser().resolve()
+    is_there = out.is_dir()
+    part = out / _PART if is_there else out.with_name(f".{out.name}{_PART}")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(part)
+    part = part.with_name(f"{part.name}{secrets.token_hex(4)}")
     part.mkdir()
     try:
-        yield part
-        if out.exists():
-            out.rmdir()
-        part.rename(out)
+        with ExitStack() as lock:
+            with suppress(OSError):  # where there are no locks, nothing is found abandoned, either
+                lock.enter_context(_locked(part))
+            yield part
+            refuse_existing(out)
+            if is_there:
+                _move_up(part)
+            else:
+                part.rename(out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
 
 
+_PART = ".part-"
+"""Part of the names of folders that are written."""
+
+
+def _move_up(part: Path) -> None:
+    """Move the content of a folder into the folder that it is in, and remove it. On an error,
+    nothing of it stays there."""
+    moved = list[Path]()
+    try:
+        for entry in sorted(part.iterdir(), key=lambda entry: entry.name == CONFIG_NAME):
+            moved.append(entry.rename(part.parent / entry.name))
+    except BaseException:
+        for entry in moved:
+            entry.rename(part / entry.name)
+        raise
+    part.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, so that no other export takes it for abandoned. Raises OSError if another has
+    locked it, or its file system has no locks."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _remove_abandoned(part: Path) -> None:
+    """Remove folders of exports that were killed, whose names begin with that of `part`."""
+    for found in part.parent.glob(f"{glob.escape(part.name)}*"):
+        with suppress(OSError), _locked(found):
+            shutil.rmtree(found)
+
+
 def refuse_existing(out: Path) -> None:
     """Raise CheckpointError if there is a file or a folder with content at `out`."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (
+        not out.is_dir() or any(not one.name.startswith(_PART) for one in out.iterdir())
+    ):
         raise CheckpointError(
             f"{out} already exists",
             why="an export never overwrites existing files",
-            fix=[f"--to {out}-2", f"mv {out} {out}.old"],
+            fix=[shlex.join(["--to", f"{out}-2"]), shlex.join(["mv", f"{out}", f"{out}.old"])],
         )
 
 

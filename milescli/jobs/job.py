@@ -24,6 +24,9 @@ from milescli.recipe.several import to_options
 SET_BY_SCRIPT = ("run.name", "machine.nodes", "machine.gpus", "machine.address")
 """Keys that the script sets itself."""
 
+_LONGEST_LABEL = 47
+"""Characters of the name of a RayJob."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -79,9 +82,14 @@ class Job:
 
     @property
     def label(self) -> str:
-        """Return the name as a DNS label of at most 47 characters, the limit of a RayJob."""
-        label = re.sub(r"[^a-z0-9]+", "-", f"miles-{self.name}".lower())
-        return label[:47].strip("-")
+        """Return the name as a DNS label that no other name has; one that the label cannot spell
+        ends with a digest."""
+        exact = f"miles-{self.name}"
+        label = re.sub(r"[^a-z0-9]+", "-", exact.lower())[:_LONGEST_LABEL].strip("-")
+        if label == exact:
+            return label
+        end = f"-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
+        return label[: _LONGEST_LABEL - len(end)].strip("-") + end
 
     def words(self, *, recipe: str) -> list[str]:
         """Return the user's own command without the options that the plan settles. It spells out

@@ -133,7 +133,8 @@ def kuberay_values(job: Job) -> dict[str, str]:
     if path.parent != templates_dir():  # the image has those that ship
         key = re.sub(r"[^-._a-zA-Z0-9]", "-", path.name)
         recipe = f"{JOB_FILES}/{key}"
-        embedded = f"  {key}: |\n{textwrap.indent(path.read_text(encoding='utf-8'), '    ')}\n"
+        text = textwrap.indent(path.read_text(encoding="utf-8"), "    ")
+        embedded = f"  {key}: |2\n{text}\n"  # the first line of a recipe may be indented itself
     node = job.machine.nodes[0]
     cores, memory_gib = (
         math.floor(POD_SHARE * job.share * size)

@@ -64,7 +64,7 @@ def require_running(run: RunDir, *, command: str) -> None:
     raise MilesError(
         f"run `{run.name}` is not running",
         why=f"only steps that run now can be profiled; its state is {state}",
-        fix=[f"miles resume {run.shown}{further}", f"{command}   # while it runs"],
+        fix=[f"miles resume {run.typed}{further}", f"{command}   # while it runs"],
     )
 
 
@@ -113,7 +113,7 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
             raise MilesError(
                 f"run `{run.name}` ended before the profile was finished",
                 why="its driver is no longer running" if not is_alive else "its attempt failed",
-                fix=[f"miles why {run.shown}", f"miles resume {run.shown}"],
+                fix=[f"miles why {run.typed}", f"miles resume {run.typed}"],
             )
         now = pace(run)
         if state is not None and shown is None:
@@ -142,7 +142,7 @@ def _ignored_error(run: RunDir, step: int) -> MilesError:
         "another user, or it cannot write to its disk",
         fix=[
             f"ls -l {run.profiles_dir}   # who owns the run?",
-            f"Ctrl-C, then miles resume {run.shown}   # with this version",
+            f"Ctrl-C, then miles resume {run.typed}   # with this version",
         ],
     )
 

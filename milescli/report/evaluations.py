@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +15,7 @@ import orjson
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.files import read_json, read_lines
-from milescli.core.history import History
+from milescli.core.history import Evaluation, History
 from milescli.rollout.evaluation.statistics import Estimate, estimate_mean
 
 MAX_SHOWN = 12
@@ -62,12 +62,11 @@ def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
         done = [done[place] for place in sorted(places)]
     shown = []
     for one in done:
-        rewards = _rewards(run.path / one.path) if one.path else {}
         shown.append(
             ShownEvaluation(
                 step=one.step,
                 accuracy=one.accuracy,
-                interval=_interval(rewards, one.accuracy),
+                interval=interval_of(run, one),
                 num_prompts=one.num_prompts,
                 seconds=one.seconds,
                 truncated_fraction=one.figures.get("truncated_fraction"),
@@ -77,11 +76,12 @@ def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
     return shown
 
 
-def _interval(rewards: Mapping[str, Sequence[float]], accuracy: float) -> Estimate | None:
-    """Return the interval; None if these are not the rewards of the samples whose accuracy the
-    event has."""
+def interval_of(run: RunDir, evaluation: Evaluation) -> Estimate | None:
+    """Return the interval of an evaluation's accuracy; None if the rewards in its file are not
+    those of the samples whose accuracy the event has."""
+    rewards = _rewards(run.path / evaluation.path) if evaluation.path else {}
     means = [fmean(values) for values in rewards.values()]
-    if len(means) < 2 or abs(fmean(means) - accuracy) >= _ROUNDING:
+    if len(means) < 2 or abs(fmean(means) - evaluation.accuracy) >= _ROUNDING:
         return None
     return estimate_mean(means, samples_per_prompt=min(map(len, rewards.values())))
 

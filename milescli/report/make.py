@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -82,19 +83,19 @@ def require_writable(file: Path, *, force: bool) -> None:
         raise MilesError(
             f"{file} is not a file",
             why="a report is one file",
-            fix=f"--to {file / 'report.html' if file.is_dir() else another}",
+            fix=shlex.join(["--to", str(file / "report.html" if file.is_dir() else another)]),
         )
     if not has_folder:
         raise MachineError(
             f"the folder {file.parent} does not exist",
             why="a report is written into an existing folder",
-            fix=f"mkdir -p {file.parent}",
+            fix=shlex.join(["mkdir", "-p", str(file.parent)]),
         )
     if is_there and not force and not _is_ours(file):
         raise MilesError(
             f"{file} is not a report of miles",
             why="it would be overwritten",
-            fix=["--force   # overwrite it", f"--to {another}"],
+            fix=["--force   # overwrite it", shlex.join(["--to", str(another)])],
         )
 
 
@@ -116,10 +117,11 @@ def write(file: Path, text: str, *, force: bool) -> None:
 
 
 def _not_written(file: Path, error: OSError) -> MachineError:
+    folder = shlex.quote(str(file.parent))
     return MachineError(
         f"{file} cannot be written",
         why=f"{type(error).__name__}: {error.strerror or error}",
-        fix=[f"ls -ld {file.parent}   # who owns it?", f"df -h {file.parent}"],
+        fix=[f"ls -ld {folder}   # who owns it?", f"df -h {folder}"],
     )
 
 

@@ -98,7 +98,7 @@ def _notes(side: str, runs: Sequence[Subject]) -> list[str]:
 def _held_out(a: Sequence[Subject], b: Sequence[Subject], notes: list[str]) -> Measure | None:
     """Compare the accuracy at the last step at which all runs were evaluated."""
     runs = [*a, *b]
-    common = set.intersection(*({one.step for one in run.evaluations} for run in runs))
+    common = set.intersection(*({one.step for one in run.history.evaluations} for run in runs))
     if not common:
         notes.append("held-out prompts were not compared: no step at which all runs evaluated")
         return None
@@ -109,7 +109,7 @@ def _held_out(a: Sequence[Subject], b: Sequence[Subject], notes: list[str]) -> M
         notes.append("held-out prompts were not compared: evaluated with different settings")
         return None
     of_a, of_b = (
-        [one.accuracy for run in side for one in run.evaluations if one.step == step]
+        [one.accuracy for run in side for one in run.history.evaluations if one.step == step]
         for side in (a, b)
     )
     return _measure(f"held-out accuracy, step {step}", of_a, of_b, better="higher")
@@ -174,9 +174,10 @@ def rows(compared: SidesCompared) -> list[list[str]]:
     """Return a table: measure, A, B (mean and range), difference with its interval, p."""
     lines = []
     for one in compared.measures:
-        form = accuracy if "accuracy" in one.name else figure
+        is_share = "accuracy" in one.name and all(0.0 <= end <= 1.0 for end in (*one.a, *one.b))
+        form = accuracy if is_share else figure
         sides = (f"{form(fmean(s))} ({form(min(s))} to {form(max(s))})" for s in (one.a, one.b))
-        scale, unit = (100, " points") if form is accuracy else (1, "")
+        scale, unit = (100, " points") if is_share else (1, "")
         value, low, high = (
             f"{scale * end:+.3g}"
             for end in (one.difference.value, one.difference.low, one.difference.high)

@@ -471,5 +471,5 @@ class JoiningNodes:
             f"{', '.join(new)} joined",
             why=f"the run has {len(own)} of its requested nodes and can now get "
             f"{len(nodes.chosen)}; it was saved and restarts with them",
-            fix=f"miles resume {self._spec.run.shown}",
+            fix=f"miles resume {self._spec.run.typed}",
         )

@@ -184,8 +184,8 @@ def _refuse_as_done(step: int, num_steps: int, run: RunDir) -> None:
         f"run {run.name} has completed all {num_steps} steps",
         why=f"its newest checkpoint is step {step}",
         fix=[
-            f"miles resume {run.shown} --steps {2 * num_steps}",
-            f"miles export {run.shown} --to DIR",
+            f"miles resume {run.typed} --steps {2 * num_steps}",
+            f"miles export {run.typed} --to DIR",
         ],
     )
 

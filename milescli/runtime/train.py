@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -212,7 +213,7 @@ def offer_resume(
     `shown`: the run, as its user calls it; `num_steps`: of the whole run."""
     if isinstance(error, WorkerDied | WaitTimeout | MachineError):
         error.fixes.append(resume_command(shown, step=step, num_steps=num_steps))
-        error.fixes.append(f"miles why {shown}   # {WHAT_IT_TELLS}")
+        error.fixes.append(f"miles why {shlex.quote(shown)}   # {WHAT_IT_TELLS}")
 
 
 def _conclude(attempt: Attempt, seconds: float, error: BaseException | None) -> None:

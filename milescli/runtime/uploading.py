@@ -37,7 +37,9 @@ def destination(to: str, *, output: Output) -> Iterator[Destination]:
     is checked before anything is written: it must be writable, and contain nothing but what an
     earlier upload to the same URL has left. Raises RecipeError, CheckpointError, StoreError."""
     if not is_store_url(to):
-        yield Destination(folder=Path(to), deliver=None)
+        folder = Path(to).expanduser()
+        is_unnamed = folder.name in ("", "..")  # `--to .`; a model card is titled by the name
+        yield Destination(folder=folder.resolve() if is_unnamed else folder, deliver=None)
         return
     url = require_store_url(to, key="--to")
     store = open_store(url, instead="--to DIR   # a folder on this computer")

@@ -95,6 +95,16 @@ class SweepDir:
         return RunDir(self.path).shown
 
     @property
+    def typed(self) -> str:
+        """Return `shown` as a word of a command."""
+        return RunDir(self.path).typed
+
+    @property
+    def launch_winner(self) -> str:
+        """Return the command that trains with the settings of the best trial."""
+        return f"miles launch {self.typed}/{self.winner_file.name}"
+
+    @property
     def winner_file(self) -> Path:
         """Return the file of the best trial's recipe."""
         return self.path / "winner.yaml"
@@ -161,14 +171,14 @@ def create_sweep(sweep: Sweep, *, environ: Mapping[str, str], cwd: Path, home: P
     base = runs_dir(environ=environ, cwd=cwd, home=home)
     folder = base / sweep.name
     if is_sweep(folder):
-        shown = RunDir(folder.absolute()).shown
+        run = RunDir(folder.absolute())
         raise RecipeError(
-            f"the sweep {shown} already exists",
+            f"the sweep {run.shown} already exists",
             why="a new sweep never overwrites an old one",
             fix=[
-                f"miles resume {shown}   # continue it",
-                f"miles report {shown}   # what it has found so far",
-                f"mv {shown} {shown}.old   # or write another `name` into the sweep file",
+                f"miles resume {run.typed}   # continue it",
+                f"miles report {run.typed}   # what it has found so far",
+                f"mv {run.typed} {run.typed}.old   # or write another `name` into the sweep file",
             ],
         )
     for number in range(1, sweep.num_trials + 1):

@@ -212,7 +212,7 @@ def page_fields(result: SweepResult, folder: SweepDir) -> dict[str, Any]:
         "importance": asdict(result.importance) if result.importance is not None else None,
         "trials": trials,
         "winner": result.winner.run if result.winner is not None else None,
-        "command": f"miles launch {folder.shown}/winner.yaml",
+        "command": folder.launch_winner,
     }
 
 
@@ -232,5 +232,5 @@ def markdown(result: SweepResult, folder: SweepDir) -> str:
             error_text = without_paths(f"{one.error.get('error')}; {one.error.get('why')}")
             parts.append(f"{text(one.run)} {one.state}: {text(error_text)}")
     if result.winner is not None:
-        parts.append(f"Train the winner again: `miles launch {folder.shown}/winner.yaml`")
+        parts.append(f"Train the winner again: `{folder.launch_winner}`")
     return "\n\n".join(part for part in [*parts, signature(time.time())] if part) + "\n"

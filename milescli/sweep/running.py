@@ -16,7 +16,7 @@ from milescli.console.output import Output
 from milescli.core.errors import MilesError, Stopped, WaitTimeout
 from milescli.core.history import Evaluation
 from milescli.insight.reader import read_history
-from milescli.report.evaluations import evaluations_of
+from milescli.report.evaluations import interval_of
 from milescli.report.formats import accuracy as shown_accuracy
 from milescli.report.formats import interval
 from milescli.runtime.fork import fork
@@ -35,7 +35,7 @@ def run_sweep(folder: SweepDir, *, output: Output) -> list[Trial]:
         raise MilesError(
             f"the sweep {folder.name} is running",
             why=f"another miles process works on {folder.shown}",
-            fix=[f"miles report {folder.shown}", f"miles stop {folder.shown}"],
+            fix=[f"miles report {folder.typed}", f"miles stop {folder.typed}"],
         )
     with lock(RunDir(folder.path)):
         sweeping = _SweepRunner(folder, output=output)
@@ -47,7 +47,7 @@ def run_sweep(folder: SweepDir, *, output: Output) -> list[Trial]:
                 f"the sweep {folder.name} was stopped",
                 why=f"{sweeping.num_ended} of {folder.sweep.num_trials} trials have ended; the "
                 "others are saved",
-                fix=f"miles resume {folder.shown}",
+                fix=f"miles resume {folder.typed}",
             ) from raised
     trials = sweeping.trials
     failed = [one for one in trials if one.state in (TrialState.FAILED, TrialState.REFUSED)]
@@ -241,7 +241,7 @@ class _SweepRunner:
                     f"trial {run.name} is still running",
                     why=f"the sweep waited {STOP_TIMEOUT_S:.0f} s for another process that works "
                     "on it",
-                    fix=f"miles stop {run.shown} --now",
+                    fix=f"miles stop {run.typed} --now",
                 )
             time.sleep(CHECK_EVERY_S)
 
@@ -259,8 +259,7 @@ class _SweepRunner:
 
     def _apply_decision(self, one: TrialProcess, evaluation: Evaluation) -> None:
         trial = one.trial
-        shown = evaluations_of(one.run, one.reader.history)
-        found = next((each.interval for each in shown if each.step == evaluation.step), None)
+        found = interval_of(one.run, evaluation)
         interval_text = f" ({interval(found)})" if found is not None else ""
         self.output.note(
             f"{trial.run_name} step {evaluation.step}: accuracy "
@@ -292,7 +291,7 @@ class _SweepRunner:
         self.folder.record(trial)
         if trial.error:
             run = self.folder.run_of(trial)
-            more = f"fix: miles why {run.shown}" if run.is_run else f"why: {trial.error.get('why')}"
+            more = f"fix: miles why {run.typed}" if run.is_run else f"why: {trial.error.get('why')}"
             error = trial.error.get("error")
             self.output.warn(f"{trial.run_name} {trial.state}: {error}\n  {more}")
         else:

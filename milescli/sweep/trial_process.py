@@ -127,7 +127,7 @@ class TrialProcess:
         if since_s > SILENT_S:
             found["silent"] = (
                 f"{name} has written nothing for {since_s / 60:.0f} min: "
-                f"miles status {self.run.shown}"
+                f"miles status {self.run.typed}"
             )
         for kind in found.keys() - self._warned:
             yield found[kind]

@@ -170,7 +170,7 @@ class Control:
             raise BadRequest(
                 "the note was not kept",
                 why=error.why if isinstance(error, MilesError) else str(error),
-                fix=f"miles note {run.shown} TEXT",
+                fix=f"miles note {run.typed} TEXT",
             ) from None
         return {}
 

@@ -10,10 +10,10 @@ import secrets
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -84,11 +84,9 @@ class Gate:
     def has_key(self, headers: Headers, pairs: Iterable[tuple[str, str]]) -> bool:
         """Return True if the URL, the cookie, or `Authorization: Bearer` (scrapers) has the key."""
         given = [value for name, value in pairs if name == "key"]
-        try:
-            if (kept := SimpleCookie(headers.get("cookie", "")).get(self.cookie)) is not None:
-                given.append(kept.value)
-        except CookieError:
-            pass
+        # that of the standard library reads no cookie behind one that it does not understand
+        if (kept := cookie_parser(headers.get("cookie", "")).get(self.cookie)) is not None:
+            given.append(kept)
         scheme, _, value = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             given.append(value.strip())

@@ -120,7 +120,7 @@ def test_a_damaged_record_hides_no_error(tmp_path: Path) -> None:
 
 
 def test_lines_that_name_a_cause_since_then_are_told() -> None:
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    boot = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
     records = [
         "6,1,1000000,-;Out of memory: Killed process 1 (before)\n",
         "6,2,5000000,-;eth0: link becomes ready\n",
@@ -135,6 +135,21 @@ def test_lines_that_name_a_cause_since_then_are_told() -> None:
         "NVRM: Xid (PCI:0000:",
         "amdgpu 0000:03:00.0:",
     ]
+
+
+def test_of_many_lines_the_last_are_told() -> None:
+    records = [f"3,1,{n}000000,-;Out of memory: Killed process {n} (x)\n" for n in range(1, 21)]
+    told = kernel_lines(0.0, records=records)
+    assert told is not None
+    assert [line.rpartition("process ")[2] for line in told] == [f"{n} (x)" for n in range(13, 21)]
+
+
+def test_of_steps_only_the_last_is_a_moment_though_others_are_equal(tmp_path: Path) -> None:
+    run = _run(tmp_path, *[step_done(1, 0.5)] * 3, verdict={"outcome": "failed"})
+    lines = run.events_file.read_text().splitlines()
+    same = [line.replace("10:00:02Z", "10:00:03Z") for line in lines]
+    run.events_file.write_text("\n".join(same) + "\n")
+    assert sum("step 1 of" in text for _, text in find_why(run).timeline) == 1
 
 
 def test_the_curve_ends_with_the_last_look_and_kills_are_those_of_the_attempt(

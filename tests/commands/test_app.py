@@ -14,6 +14,7 @@ import pytest
 from safetensors import SafetensorError
 
 from milescli import __version__
+from milescli.commands.app import write_crash_report
 from milescli.console.standard_streams import until_closed
 from milescli.core.errors import ExitCode, FitError, Stopped
 from tests.commands.conftest import Miles, Replace
@@ -148,6 +149,48 @@ def test_where_the_home_is_read_only_the_traceback_goes_elsewhere(
     replace("milescli.runtime.launch", launch=fails_with(ZeroDivisionError()))
     assert miles("launch", "--recipe", "quickstart").code == 70
     assert len(list(tmp_path.glob("miles-crash-*.txt"))) == 1
+
+
+def test_a_working_folder_that_was_deleted_is_named(
+    miles: Miles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    said = miles("runs")
+    assert said.code == 4 and "the working folder does not exist" in said.err
+    assert "fix: cd " in said.err
+
+
+def test_a_fault_in_a_deleted_folder_leaves_its_traceback_too(
+    miles: Miles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unknown_home() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", unknown_home)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    file = write_crash_report(ZeroDivisionError(), argv=["runs"])
+    assert "ZeroDivisionError" in file.read_text() and file.parent == tmp_path
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["status", "~nobodyhere/x"],
+        ["launch", "--recipe", "~nobodyhere/r.yaml", "--dry-run"],
+        ["launch", "--recipe", "quickstart", "--dry-run", "--set", "data.prompts=~nobodyhere/x"],
+        ["export", "~nobodyhere/x", "--to", "y"],
+    ],
+    ids=lambda argv: " ".join(argv[:2]),
+)
+def test_the_home_of_nobody_is_an_error_of_the_command_line(miles: Miles, argv: list[str]) -> None:
+    said = miles(*argv)
+    assert said.code == 2 and "~nobodyhere/" in said.err and "user who does not exist" in said.err
 
 
 def test_ctrl_c_ends_with_130(miles: Miles, replace: Replace) -> None:

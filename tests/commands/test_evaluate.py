@@ -122,11 +122,41 @@ def test_a_model_is_measured_below_the_runs_or_where_the_user_says(
     replace("milescli.runtime.evaluation.evaluate", evaluate_model=evaluate_model)
     assert miles("eval", "org/name", "--data", "x.jsonl").code == 0
     assert miles("eval", "org/name", "--data", "x.jsonl", "--out", "there").code == 0
-    assert folders == [Path.cwd() / "runs" / "evaluations" / "name", Path("there")]
+    assert folders == [Path.cwd() / "runs" / "evaluations" / "org--name", Path("there")]
+
+
+def test_folders_of_one_name_are_not_taken_for_one_model(miles: Miles, replace: Replace) -> None:
+    evaluated: list[str] = []
+
+    def evaluate_model(model: str, *, folder: Path, **options: object) -> list[SetResult]:
+        evaluated.append(model)
+        result = make_result(model=model, rewards=[float(model.startswith("one"))] * 40)
+        write_result(result, [], folder=folder)
+        return [result]
+
+    for name in ("one", "two"):
+        (Path(name) / "hf").mkdir(parents=True)
+        (Path(name) / "hf" / "config.json").write_text("{}")
+    replace("milescli.runtime.evaluation.evaluate", evaluate_model=evaluate_model)
+    for model in ("two/hf", "one/hf"):
+        assert miles("eval", model, "--data", "few=x.jsonl").code == 0
+    against = ("eval", "one/hf", "--data", "few=x.jsonl", "--against", f"{Path.cwd()}/two/hf/")
+    said = miles(*against)
+    assert "one/hf scores higher than two/hf" in said.out
+    assert evaluated == ["two/hf", "one/hf", "one/hf"], "a stored result is found by its folder"
+    (Path("two") / "hf" / "config.json").write_text('{"again": 1}')
+    assert miles(*against).code == 0
+    assert len(evaluated) == 5, "weights that were exported again are evaluated again"
 
 
 @pytest.mark.parametrize(
-    "arguments", [["org/name", "--steps", "all"], ["quickstart-1", "--out", "there"]]
+    "arguments",
+    [
+        ["org/name", "--steps", "all"],
+        ["quickstart-1", "--out", "there"],
+        ["quickstart-1@20", "--steps", "all"],
+        ["quickstart-1@20", "--step", "40"],
+    ],
 )
 def test_options_of_something_else_are_refused(
     miles: Miles, run_dir: Path, arguments: list[str]

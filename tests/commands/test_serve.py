@@ -48,6 +48,9 @@ def test_keys_must_be_private_and_whole(miles: Miles) -> None:
         file.chmod(0o600)
         said = miles(*command)
         assert said.code == 3 and "keys" in said.err and key not in said.err
+        assert " > " not in said.err, "the other clients keep their keys"
+    file.write_text(f"# mine\n\nalice {key}\nbob short\n")
+    assert "fix: ${EDITOR:-vi} +4 keys" in miles(*command).err
     file.write_text(f"alice {key}\n")
     file.chmod(0o640)
     said = miles(*command)

@@ -22,6 +22,11 @@ def test_private_words_are_taken_out() -> None:
     assert said == "~/x and [removed] and [removed] and [removed]"
 
 
+def test_the_root_as_home_changes_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/")
+    assert without_private("https://a.example//x in /srv") == "https://a.example//x in /srv"
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

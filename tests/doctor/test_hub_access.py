@@ -90,6 +90,24 @@ def test_what_is_refused_is_a_fail_with_its_reason(
     assert finding.status is Status.FAIL and why in finding.why and finding.fix[0] == fix
 
 
+def test_a_host_to_which_the_hub_redirects_gets_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = list[tuple[str, str | None]]()
+
+    def redirect(self: _Hub) -> None:
+        is_elsewhere = self.path.startswith("/elsewhere")
+        got.append((self.path, self.headers.get("Authorization")))
+        self.send_response(200 if is_elsewhere else 302)
+        port = self.server.server_address[1]
+        self.send_header("Location", f"http://localhost:{port}/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    monkeypatch.setattr(_Hub, "do_GET", redirect)
+    with _hub() as environ:
+        check_hub(None, environ=environ, token=GOOD)
+    assert got == [("/api/whoami-v2", f"Bearer {GOOD}"), ("/elsewhere", None)]
+
+
 def test_a_hub_that_is_not_there_fails_only_recipes_that_need_it(tmp_path: Path) -> None:
     environ = {"HF_ENDPOINT": NOWHERE}
     finding = check_hub(_recipe("org/open"), environ=environ, token=GOOD)[0]

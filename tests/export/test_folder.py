@@ -19,7 +19,7 @@ from milescli.checkpoint.source import QuantisedReader, open_source
 from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
 from milescli.export import folder as exporting
-from milescli.export.folder import WrittenFolder, write_folder
+from milescli.export.folder import WrittenFolder, atomic_folder, write_folder
 from tests.export.models import (
     DEEPSEEK_V3,
     GPT_OSS,
@@ -335,6 +335,50 @@ def test_numbers_that_float16_cannot_hold_are_refused(tmp_path: Path) -> None:
     weights["model.norm.weight"][0] = 1e6
     with pytest.raises(CheckpointError, match=r"model\.norm"):
         export(tmp_path, QWEN3, "fp16", base=tmp_path / "base", weights=weights)
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize("to", [".", "there"])
+def test_an_empty_folder_stays_and_is_filled(
+    to: str, is_link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (tmp_path / "there").symlink_to(target) if is_link else target.rename(tmp_path / "there")
+    monkeypatch.chdir(tmp_path / "there" if to == "." else tmp_path)
+    place = Path(to).stat().st_ino
+    with pytest.raises(KeyboardInterrupt), atomic_folder(Path(to)) as part:
+        (part / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+    assert not [*Path(to).iterdir()]
+    with atomic_folder(Path(to)) as part:
+        for name in ("config.json", "a.safetensors"):
+            (part / name).write_text(name)
+    assert sorted(one.name for one in Path(to).iterdir()) == ["a.safetensors", "config.json"]
+    assert Path(to).stat().st_ino == place, "a disk may be mounted there"
+    assert (tmp_path / "there").is_symlink() == is_link
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_a_killed_export_left_is_removed_and_that_of_another_is_not(
+    is_there: bool, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    if is_there:
+        out.mkdir()
+    left = out / ".part-1" if is_there else tmp_path / ".out.part-1"
+    left.mkdir()
+    with pytest.raises(CheckpointError, match="already exists"), atomic_folder(out) as part:
+        assert not left.exists()
+        (part / "config.json").write_text("first")
+        with atomic_folder(out) as other:
+            assert part.exists(), "it is being written"
+            (other / "config.json").write_text("second")
+    assert [one.relative_to(tmp_path) for one in tmp_path.rglob("*")] == [
+        Path("out"),
+        Path("out/config.json"),
+    ]
+    assert (out / "config.json").read_text() == "second"
 
 
 def test_a_target_that_is_used_and_a_disk_that_is_small_are_refused(

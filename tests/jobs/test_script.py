@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,17 +153,30 @@ def test_a_script_says_what_environment_and_files_of_this_host_say(
 def test_equal_wishes_share_a_run_and_others_do_not(tmp_path: Path) -> None:
     assert job().name == job().name != job(run__seed="--seed 5").name
     assert job(run__name="--name Mine_1").name == "Mine_1"
-    assert job(run__name="--name Mine_1").label == "miles-mine-1"
+    assert job(run__name="--name mine-1").label == "miles-mine-1"
 
 
-def test_a_label_is_one_that_kubernetes_takes() -> None:
-    label = job(run__name=f"--name {'Ä_long.name' * 9}").label
-    assert (
-        len(label) <= 47
-        and label.replace("-", "").isalnum()
-        and label.isascii()
-        and label == label.lower().strip("-")
-    )
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("Mine_1", "mine-1"),
+        ("mine.1", "mine_1"),
+        ("Ä", "ä"),
+        ("mine", "mine-"),
+        (f"{'long-name' * 9}-1", f"{'long-name' * 9}-2"),
+        ("Ä_long.name" * 9, "ä_long.name" * 9),
+    ],
+)
+def test_a_label_is_one_that_kubernetes_takes_and_of_one_name(name: str, other: str) -> None:
+    labels = [job(run__name=f"--name {one}").label for one in (name, other)]
+    for label in labels:
+        assert (
+            len(label) <= 47
+            and label.replace("-", "").isalnum()
+            and label.isascii()
+            and label == label.lower().strip("-")
+        )
+    assert labels[0] != labels[1]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -217,10 +230,11 @@ def test_kuberay_gets_one_pod_a_node_alike_and_what_each_may_use() -> None:
 
 def test_kuberay_carries_a_recipe_of_the_users_own_along(tmp_path: Path) -> None:
     recipe = tmp_path / "my recipe.yaml"
-    shutil.copy("templates/quickstart.yaml", recipe)
+    lines = Path("templates/quickstart.yaml").read_text()
+    recipe.write_text(textwrap.indent(lines, "  "))
     text = script(job(recipe=str(recipe)), "kuberay")
     config, _ = parts(text)
-    assert config["data"]["my-recipe.yaml"].strip() == recipe.read_text().strip()
+    assert config["data"]["my-recipe.yaml"].rstrip() == recipe.read_text().rstrip()
     assert words_of(config["data"]["run.sh"])[:4] == [
         "miles",
         "launch",

@@ -15,6 +15,7 @@ from milescli.report.evaluations import (
     MAX_SHOWN,
     evaluation_files,
     evaluations_of,
+    interval_of,
     read_sets,
     rewards_by_prompt,
     settings_of_evaluation,
@@ -33,6 +34,11 @@ def test_of_many_evaluations_first_and_last_and_some_between_are_shown(tmp_path:
     mean = fmean(rewards_by_prompt(folder / "eval" / "step_80.jsonl").values())
     history.evaluations[-1] = replace(history.evaluations[-1], accuracy=mean)
     last = evaluations_of(run, history)[-1]
+    assert last.interval == interval_of(run, history.evaluations[-1])
+    write_evaluation(folder, 38, 0.7, seed=1)
+    hidden = next(one for one in history.evaluations if one.step == 38)
+    assert 38 not in [one.step for one in shown]
+    assert interval_of(run, replace(hidden, accuracy=mean)) == last.interval
     assert last.interval.low < mean < last.interval.high
     assert last.interval.value == pytest.approx(mean)
 

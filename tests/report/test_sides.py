@@ -64,6 +64,20 @@ def test_what_weakens_a_comparison_is_said(tmp_path: Path) -> None:
     assert sides(a, empty).measures == []
 
 
+def test_the_last_common_evaluation_counts_however_many_there_are(tmp_path: Path) -> None:
+    courses = {"accuracy": (line(2.0, 2.5), 0.0)}
+    a, b = (
+        [
+            make_planted(tmp_path / f"{name}{seed}", steps=steps, eval_every=2, courses=courses)
+            for seed in range(2)
+        ]
+        for name, steps in (("a", 80), ("b", 78))
+    )
+    compared = sides(a, b)
+    assert compared.measures[0].name == "held-out accuracy, step 78"
+    assert "points" not in rows(compared)[0][3], "a reward is not a share"
+
+
 def test_one_run_of_a_side_and_one_on_both_sides_are_refused(tmp_path: Path) -> None:
     a, b = side(tmp_path / "a", [0.5, 0.6]), side(tmp_path / "b", [0.5, 0.6])
     with pytest.raises(MilesError, match="only 1 run after"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Callable
@@ -238,3 +239,26 @@ def test_a_sweep_is_a_page_with_the_runs_of_its_best_trials(
     assert (dimension["key"], dimension["kind"]) == ("train.optimizer.lr", "loguniform")
     assert sweep["importance"]["by_key"].keys() == {"train.optimizer.lr"}
     assert str(tmp_path) not in text
+
+
+def test_a_sweep_that_may_only_be_read_is_reported_all_the_same(
+    toys: type[ToyTrial],
+    new_sweep: NewSweep,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    toys.accuracy = staticmethod(rises)
+    folder = new_sweep("trials: 4")
+    run_sweep(folder, output=QUIET)
+    monkeypatch.chdir(tmp_path)
+
+    def refused(path: Path, text: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("milescli.sweep.results.write_atomically", refused)
+    report_sweep(folder.path, to=None, force=False, output=Output(Mode.HUMAN))
+    said = capsys.readouterr()
+    assert "lr-3" in said.out and "nothing was written to runs/lr: Permission denied" in said.err
+    report_sweep(folder.path, to=tmp_path / "sweep.md", force=False, output=QUIET)
+    assert "lr-3" in (tmp_path / "sweep.md").read_text()

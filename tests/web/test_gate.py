@@ -33,6 +33,15 @@ def test_a_wrong_cookie_or_bearer_is_none(folder: Path, value: str) -> None:
             assert client.get("/api/runs", headers=sent).status_code == 403
 
 
+@pytest.mark.parametrize(
+    "other", ['a={"b": [1, 2]}', "a b=c", "a", "a=b c", "a\u00ef=\u00e9", "=;;"]
+)
+def test_cookies_of_other_programs_on_this_host_lock_nobody_out(folder: Path, other: str) -> None:
+    with client_of(site_of(folder), has_key=False) as client:
+        for cookie in (f"{other}; miles_ui_8000={KEY}", f"miles_ui_8000={KEY}; {other}"):
+            assert client.get("/api/runs", headers={"cookie": cookie.encode()}).status_code == 200
+
+
 def test_the_key_becomes_a_cookie_that_no_script_reads(run: WrittenRun, folder: Path) -> None:
     with client_of(site_of(folder), has_key=False) as client:
         entered = client.get(f"/?key={KEY}&dark=1")

@@ -76,7 +76,8 @@ def show_export(summary: object, *, to: str, output: Output) -> None:
     output.kv(readable(fields), title="exported")
     is_served = not any("does not serve it" in note for note in getattr(summary, "notes", []))
     if is_served and not is_store_url(to):
-        folder, is_adapter = shlex.quote(to), fields.get("format") == "adapter"
+        folder = shlex.quote(str(Path(to).expanduser()))  # a quoted ~ is no home
+        is_adapter = fields.get("format") == "adapter"
         what = f"BASE --lora-paths policy={folder}" if is_adapter else folder
         output.next_steps({f"python -m sglang.launch_server --model-path {what}": "serve it"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,11 +111,12 @@ def show_results(folder: SweepDir, result: SweepResult, *, output: Output) -> No
     for note in result.notes:
         output.note(note)
     if result.winner is not None:
+        run = RunDir(folder.path.parent / result.winner.run).typed
         output.next_steps(
             {
-                f"miles launch {folder.shown}/winner.yaml": "train with the best settings",
-                f"miles report {Path(folder.shown).parent / result.winner.run}": "read about it",
-                f"miles report {folder.shown} --to sweep.html": "the page to share",
+                folder.launch_winner: "train with the best settings",
+                f"miles report {run}": "read about it",
+                f"miles report {folder.typed} --to sweep.html": "the page to share",
             }
         )
 
@@ -124,7 +126,12 @@ def report_sweep(path: Path, *, to: Path | None, force: bool, output: Output) ->
     sweep that has started no trial."""
     folder = open_sweep(path)
     result = read_results(folder)
-    write_results(folder, result)
+    try:
+        write_results(folder, result)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        output.warn(f"nothing was written to {folder.shown}: {error.strerror}")
     if to is None:
         show_results(folder, result, output=output)
         return
@@ -143,6 +150,6 @@ def _page(folder: SweepDir, result: SweepResult) -> str:
         raise CheckpointError(
             f"the sweep {folder.name} has begun no trial yet",
             why="an HTML report shows the runs of trials",
-            fix=f"miles resume {folder.shown}   # begins them",
+            fix=f"miles resume {folder.typed}   # begins them",
         )
     return sweep_page(page_fields(result, folder), subjects, made_s=time.time())

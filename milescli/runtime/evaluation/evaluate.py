@@ -5,6 +5,7 @@ same way to watch one episode."""
 from __future__ import annotations
 
 import asyncio
+import shlex
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
@@ -317,7 +318,7 @@ def serve_and_evaluate(
 
         async def main() -> None:
             try:
-                again = f"miles eval {subject.name}"
+                again = f"miles eval {shlex.quote(subject.name)}"
                 signals = StopSignals(on_stop=lambda: False, resume_command=lambda: again)
                 await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
             finally:
@@ -351,8 +352,8 @@ def _fix_for_run(fix: str, name: str) -> str:
     key = fix.removeprefix("--set ").partition("=")[0]
     if not fix.startswith("--set ") or key.startswith(CHANGEABLE):
         return fix
-    folder = f"{Path(name).name}-hf"
-    return f"miles export {name} --to {folder} && miles eval {folder} {fix}"
+    folder = shlex.quote(f"{Path(name).name}-hf")
+    return f"miles export {shlex.quote(name)} --to {folder} && miles eval {folder} {fix}"
 
 
 async def _all_sets(

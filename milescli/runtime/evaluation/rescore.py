@@ -98,7 +98,7 @@ def compare_rewards(
             f"run `{run.name}` kept no samples",
             why=f"{run.rollouts_dir} has none; `run.keep_groups` is "
             f"{loaded.recipe.run.keep_groups}, and a run of rows samples nothing",
-            fix=f"miles resume {run.shown} --set run.keep_groups=8   # keeps some from now on",
+            fix=f"miles resume {run.typed} --set run.keep_groups=8   # keeps some from now on",
         )
     groups = [_group(members, run) for _, members in grouped]
     scored = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -126,9 +127,18 @@ def write_result(result: SetResult, rows: Sequence[Row], *, folder: Path) -> Non
 
     path = folder / result.path
     _write_lines(path, rows)
-    pq.write_table(pa.Table.from_pylist(list(rows)), path.with_suffix(".parquet"))
+    keys = dict.fromkeys(key for row in rows for key in row)  # a table has those of its first row
+    table = pa.Table.from_pylist([{key: _encodable(row.get(key)) for key in keys} for row in rows])
+    pq.write_table(table, path.with_suffix(".parquet"))
     fields = {"schema": SCHEMA, "fingerprint": result.fingerprint, **asdict(result)}
     write_json(path.with_suffix(".json"), fields)
+
+
+def _encodable(value: object) -> object:
+    """Return a text without lone surrogates, which no table can hold; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def read_result(path: Path) -> SetResult:
@@ -154,6 +164,28 @@ def read_result(path: Path) -> SetResult:
 def folder_of(set_name: str) -> str:
     """Return the name of a set's folder in `eval/`."""
     return "" if set_name == HELDOUT else set_name
+
+
+def folder_of_model(model: str, evaluations: Path) -> Path:
+    """Return the folder with the results of a model: a name on the hub, or a folder. The name of a
+    folder alone would be that of many models."""
+    folder = Path(model).expanduser()
+    if not folder.exists():
+        return evaluations / model.replace("/", "--")
+    place = folder.resolve()
+    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:8]
+    return evaluations / f"{place.name}-{digest}"
+
+
+def is_older_than_model(result: SetResult, folder: Path, model: str) -> bool:
+    """Return True if the files of a model were changed after a result in `folder` was written, as
+    by a second export to the same path. A name on the hub has no files here."""
+    place = Path(model).expanduser()
+    if not place.is_dir():
+        return False
+    written = (folder / result.path).with_suffix(".json").stat().st_mtime
+    files = [place, *(file for file in place.iterdir() if file.is_file())]
+    return any(file.stat().st_ctime > written for file in files)  # mtime is that of a copy's source
 
 
 def folder_of_endpoint(url: str, evaluations: Path) -> Path:

@@ -190,7 +190,7 @@ class Alerting:
         while not self._is_over.wait(LOOK_EVERY_S):
             if silent_s := self._silence.take_silence():
                 text = f"the run has written nothing for {format_duration(silent_s)}"
-                self._send("stall", text, fix=f"miles why {self._run.shown}")
+                self._send("stall", text, fix=f"miles why {self._run.typed}")
 
     def _send(self, moment: str, text: str, **more: str) -> None:
         if moment not in self._wanted:

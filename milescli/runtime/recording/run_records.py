@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import platform as python_platform
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -103,7 +104,7 @@ def edited_keys(run: RunDir, recorded: LoadedRecipe, *, may_change: Sequence[str
 
 
 def _edited(run: RunDir, changed: list[str], back: list[str]) -> CheckpointError:
-    new = f"miles launch --recipe {run.shown}/recipe.yaml --name {run.name}-edited"
+    new = f"miles launch --recipe {run.typed}/recipe.yaml --name {shlex.quote(run.name)}-edited"
     return CheckpointError(
         f"the recipe of run `{run.name}` was edited",
         why=f"a run uses the same recipe from start to end; {run.shown}/recipe.yaml now has\n"

@@ -158,7 +158,7 @@ class Parent:
             error = _cause(ended, run, oom_before=oom_before)
             error.fixes.insert(0, go_on)
             if run is not None:
-                error.fixes.append(f"miles why {run.shown}   # {WHAT_IT_TELLS}")
+                error.fixes.append(f"miles why {run.typed}   # {WHAT_IT_TELLS}")
         if report.get("ray_log"):
             Path(report["ray_log"]).unlink(missing_ok=True)
         if run is not None:
@@ -253,7 +253,7 @@ def _pause(seconds: float, run: RunDir) -> None:
             error = Stopped(
                 "stopped between two attempts",
                 why="Ctrl-C, SIGTERM or SIGHUP arrived before the driver restarted",
-                fix=f"miles resume {run.shown}",
+                fix=f"miles resume {run.typed}",
             )
             record_end(run, run.new_attempt(), error, outcome="stopped", seconds=0.0)
             raise error

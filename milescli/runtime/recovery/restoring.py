@@ -31,12 +31,12 @@ def restore(url: str, *, runs: Path, output: Output) -> Path:
     url = require_store_url(url, key="miles resume")
     target = runs / url.rpartition("/")[2]
     if target.exists():
-        shown = RunDir(target.absolute()).shown
+        run = RunDir(target.absolute())
         raise CheckpointError(
-            f"{shown} already exists",
+            f"{run.shown} already exists",
             why="a run that is fetched never replaces one that is here",
             fix=[
-                f"miles resume {shown}   # continue the one that is here",
+                f"miles resume {run.typed}   # continue the one that is here",
                 f"MILES_RUN__DIR=FOLDER miles resume {url}   # fetch it into another folder",
             ],
         )

@@ -55,6 +55,19 @@ def test_a_result_and_its_samples_come_back_as_they_were_written(tmp_path: Path)
     assert (lines[0]["answer"], lines[0]["is_right"], lines[0]["response_ids"]) == ("3", True, [3])
 
 
+def test_the_table_has_what_only_later_samples_have_and_any_text(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"response": "cut \ud83d"},
+        {"response": "\ud83d\ude00", "reward_parts": {"form": 1.0}},
+    ]
+    write_result(make_result(step=3), rows, folder=tmp_path)
+    table = pq.read_table(tmp_path / "eval" / "few" / "step_3.parquet").to_pylist()
+    assert table == [
+        {"response": "cut \ufffd", "reward_parts": None},
+        {"response": "\U0001f600", "reward_parts": {"form": 1.0}},
+    ]
+
+
 def test_results_of_a_set_come_by_step_and_others_are_left_out(tmp_path: Path) -> None:
     for step in (20, 3):
         write_result(make_result(step=step), rows_of(_groups()), folder=tmp_path)
