@@ -444,7 +444,8 @@ def _text_of(record: Mapping[str, object], key: str) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)  # a parquet column of integers with a gap is a column of floats
     if isinstance(value, Decimal):  # each has as many places as its column
-        return f"{value.normalize():f}"
+        text = f"{value:f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
     return _nonempty(str(value), key)
 
 
