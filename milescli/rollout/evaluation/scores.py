@@ -44,8 +44,8 @@ def scores_of(
     answer: Answer | None = None,
     domains: Mapping[int, str] | None = None,
 ) -> Scores:
-    """Compute the scores. Those of `ks` above the samples of the prompt that has the fewest are left
-    out. `domains` maps the index of a prompt to its domain."""
+    """Compute the scores. A k above the samples of the prompt that has the fewest is left out.
+    `domains` maps the index of a prompt to its domain."""
     rewards = {group.prompt.index: fmean(group.rewards) for group in groups}
     fewest = fewest_samples(groups)
     ks = [k for k in ks if k <= fewest]

@@ -122,7 +122,7 @@ def sets_of(recipe: Recipe, eval_options: EvalOptions) -> list[EvalSet]:
     if own := next((file for name, file in named if name == HELDOUT and file is not None), None):
         raise DataError(
             f"a set from a file cannot have the name `{HELDOUT}`",
-            why=f"`{HELDOUT}` is the recipe's own `data.eval`, and its results would be overwritten",
+            why=f"`{HELDOUT}` is the recipe's own `data.eval`, whose results would be overwritten",
             fix=f"--data {shlex.quote(f'mine={own}')}",
         )
     return [_set_of(recipe, name, file, eval_options) for name, file in named]
