@@ -87,28 +87,35 @@ def check(
         if checked.problems:
             raise checked.problems[0]
     except DataError as error:
-        if is_recipe:
+        if is_recipe and model is None:
             raise
-        fixes = [_for_file(fix, what, given, model=model) for fix in error.fixes]
+        fixes = [
+            fix.replace(f"--set {_MODEL}=", "--model ")
+            if is_recipe
+            else _for_file(fix, what, given, model=model)
+            for fix in error.fixes
+        ]
         raise DataError(error.what, why=error.why, fix=fixes) from None
 
 
-_DATA = "data."
+_DATA, _MODEL = "data.", "model.path"
 _OPTIONS = {"data.prompt_key": "--prompt-key", "data.label_key": "--label-key"}
 _FILES = ("data.prompts", "data.train")
 
 
 def _given(sets: list[str], *, prompt_key: str | None, label_key: str | None) -> dict[str, object]:
     """Return the keys of `data` that the command line sets for a file. Raises BadParameter for a
-    key that belongs to a recipe."""
+    key that belongs to a recipe, and RecipeError for a value of the wrong type."""
     from milescli.recipe.keys import keys
     from milescli.recipe.layers import from_command_line
+    from milescli.recipe.load import validate
 
     table = from_command_line(sets, {})
     if other := next((name for name in table if not _is_of_a_file(name)), None):
         raise typer.BadParameter(
             f"`{other}` belongs to a recipe; with a file, only keys of `data` can be set"
         )
+    validate(table)
     options = dict(zip(_OPTIONS, (prompt_key, label_key), strict=True))
     assert set(options) <= set(keys()), options
     return {name: value for name, value in options.items() if value is not None} | {
@@ -129,13 +136,15 @@ def _for_file(fix: str, what: str, given: dict[str, object], *, model: Path | No
         words = shlex.split(option)
     except ValueError:
         return fix
-    if len(words) != 2 or words[0] != "--set" or not words[1].startswith(_DATA):
+    if len(words) != 2 or words[0] != "--set" or not words[1].startswith((_DATA, _MODEL)):
         return fix
     name, _, value = words[1].partition("=")
-    file, settings = (value, given) if name in _FILES else (what, {**given, name: value})
+    file = value if name in _FILES else what
+    folder = value if name == _MODEL else model
+    settings = given if name in (*_FILES, _MODEL) else {**given, name: value}
     command = ["miles", "data", "check", file]
     for key, setting in settings.items():
         text = f"[{', '.join(setting)}]" if isinstance(setting, list) else str(setting)
         command += [_OPTIONS[key], text] if key in _OPTIONS else ["--set", f"{key}={text}"]
-    command += ["--model", str(model)] if model is not None else []
+    command += ["--model", str(folder)] if folder is not None else []
     return shlex.join(command) + (f"   #{comment}" if comment else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def template_of_file(path: str) -> str:
         raise DataError(
             f"{path} is not a valid chat template",
             why=f"line {line}: {message}",
-            fix=f"sed -n {line}p {path}   # fix it",
+            fix=f"sed -n {line}p {shlex.quote(str(path))}   # fix it",
         )
     return text
 

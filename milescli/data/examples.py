@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from milescli.core.errors import DataError
 from milescli.core.types import Pair, Trajectory
@@ -39,6 +39,17 @@ Item = TypeVar("Item")
 """Trajectory or Pair."""
 NUM_CHECKED_ROWS = 2_000
 """Rows of a file whose texts are searched for special tokens."""
+
+
+class Place(NamedTuple):
+    """Identifies the row of a sequence; equal for all sequences of one row."""
+
+    file: int
+    """Number among the files that the recipe names; one that is named twice is two."""
+    text: str
+    """Its name in messages: `line 3`, with its file if there are several."""
+
+
 Reasons = dict[int, str]
 """Number of a row among all rows -> why it is left out."""
 
@@ -86,10 +97,11 @@ def load_examples(
     missing or of another kind, for bad rows, and if no row is left to train on."""
     named = [parse_file_name(name, key=f"data.{key}") for name in names_in(getattr(data, key))]
     pairs: list[Pair] = []
-    places: list[str] = []
+    places: list[Place] = []
     hashes: list[str] = []
     spelled = ""
-    for file in named:
+    shown = short_names([Path(file.name) for file in named])
+    for number, file in enumerate(named):
         path = Path(file.name)
         read = read_examples(
             file, data=data, key=key, kind=kind, folder=folder, images=tokenizer.images
@@ -99,9 +111,9 @@ def load_examples(
         made = _tokenize_rows(rows, tokenizer, path=path, kind=kind, image_encoder=read.form.images)
         spelled = spelled or _special_token_in_text(rows, tokenizer, path=path)
         unit = "line" if path.suffix in LINE_SUFFIXES else "row"
-        whose = f"{path.name} {unit}" if named[1:] else unit
-        places += [f"{whose} {pair.index + 1}" for pair in made]
-        pairs += [replace(pair, index=len(pairs) + number) for number, pair in enumerate(made)]
+        whose = f"{shown[number]} {unit}" if named[1:] else unit
+        places += [Place(number, f"{whose} {pair.index + 1}") for pair in made]
+        pairs += [replace(pair, index=len(pairs) + at) for at, pair in enumerate(made)]
         hashes.append(read.table.sha256 + file.rows)
     several = len(named) > 1 or bool(named[0].rows)
     sha256 = hashlib.sha256("\n".join(hashes).encode()).hexdigest() if several else hashes[0]
@@ -117,6 +129,19 @@ def load_examples(
     if kind == "pairs":
         return usable, report
     return [side for pair in usable for side in pair.sides], report
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return the last parts of each path, as many as no other of the paths ends with."""
+    names, different, ends = [], set(paths), dict[int, Counter[tuple[str, ...]]]()
+    for path in paths:
+        for num in range(1, len(path.parts) + 1):
+            if num not in ends:
+                ends[num] = Counter(one.parts[-num:] for one in different)
+            if ends[num][path.parts[-num:]] == 1:
+                break
+        names.append(str(Path(*path.parts[-num:])))
+    return names
 
 
 def _tokenize_rows(
@@ -192,14 +217,7 @@ def read_examples(
     image_encoder = images and replace(images, fetches=data.remote_images)
     form = ExampleRowParser(field=key, kind=kind, data=data, images=image_encoder)
     rows = read_file(Table(path), file, form, folder=folder)
-    if not rows.num_rows:
-        raise DataError(
-            f"{path} is empty" if not file.rows else f"{path} has no row {file.start}",
-            why="it contains no rows"
-            if not file.rows
-            else f"`{file.rows}` starts after the end of the file",
-            fix=f"--set data.{key}=FILE   # a file with at least one row",
-        )
+    rows.require_rows()
     return rows
 
 
@@ -302,11 +320,11 @@ def select_usable(
     *,
     data: Data,
     key: RowField,
-    places: Sequence[str],
+    places: Sequence[Place],
     path: str,
     sha256: str,
 ) -> tuple[list[Pair], ExampleReport]:
-    """Return the rows to train on, and the report on all rows. `places`: the name of each row;
+    """Return the rows to train on, and the report on all rows. `places`: the row of each sequence;
     `path`: the files, for messages. Raises DataError if no row is left, or if the recipe refuses
     rows that are too long."""
     bound = data.max_row_tokens
@@ -349,7 +367,9 @@ def select_usable(
         tokens=sum(side.num_tokens for side in sides),
         loss_tokens=sum(side.num_loss_tokens for side in sides),
         **percentiles(ascending, "tokens"),
-        first=tuple(places[at] for at in range(len(now)) if at not in out)[:NUM_BAD_ROWS_SHOWN],
+        first=tuple(
+            [place.text for at, place in enumerate(places) if at not in out][:NUM_BAD_ROWS_SHOWN]
+        ),
         note="; ".join(_notes(path, key, out, places)),
     )
 
@@ -374,7 +394,7 @@ def _is_equal(pair: Pair) -> bool:
     )
 
 
-def _notes(path: str, key: RowField, out: Reasons, places: Sequence[str]) -> Iterator[str]:
+def _notes(path: str, key: RowField, out: Reasons, places: Sequence[Place]) -> Iterator[str]:
     """Yield messages about rows that are left out, and about those that became several
     sequences."""
     counts = Counter(places)
@@ -386,21 +406,21 @@ def _notes(path: str, key: RowField, out: Reasons, places: Sequence[str]) -> Ite
         yield (
             f"data.{key}: {len(several)} {of} are learned in several sequences, {len(places)} in "
             "all: the chat template writes earlier turns otherwise once the chat goes on "
-            f"({several[0]}: {counts[several[0]]})"
+            f"({several[0].text}: {counts[several[0]]})"
         )
 
 
-def _format_reasons(reasons: Reasons, places: Sequence[str]) -> str:
+def _format_reasons(reasons: Reasons, places: Sequence[Place]) -> str:
     """Return the first few reasons as text, one for each row."""
-    by_row: dict[str, str] = {}
+    by_row: dict[Place, str] = {}
     for at in sorted(reasons):
         by_row.setdefault(places[at], reasons[at])
-    texts = [f"{place}: {why}" for place, why in by_row.items()]
+    texts = [f"{place.text}: {why}" for place, why in by_row.items()]
     return format_few(texts, NUM_BAD_ROWS_SHOWN, joint="; ")
 
 
 def _too_long(
-    path: str, long: Reasons, lengths: Sequence[int], bound: int, places: Sequence[str]
+    path: str, long: Reasons, lengths: Sequence[int], bound: int, places: Sequence[Place]
 ) -> DataError:
     return DataError(
         f"{len({places[at] for at in long})} of {len({*places})} rows of {path} are longer than "

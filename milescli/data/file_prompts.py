@@ -4,6 +4,7 @@ memory; those of large files are made from their rows on demand. `prompt_source`
 from __future__ import annotations
 
 import hashlib
+import shlex
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -297,7 +298,8 @@ def _naming_row(row: DataRow, path: Path) -> Iterator[None]:
         raise DataError(
             f"the images of row {row.index + 1} of {path} cannot be used",
             why=str(error),
-            fix=f"miles data check '{path}[{row.index}:{row.index + 1}]'   # fix or remove the row",
+            fix=f"miles data check {shlex.quote(f'{path}[{row.index}:{row.index + 1}]')}   "
+            "# fix or remove the row",
         ) from error
 
 

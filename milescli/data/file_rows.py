@@ -153,14 +153,18 @@ class FileRows:
     def __len__(self) -> int:
         return self.num_rows
 
-    def require_good(self) -> Any:
-        """Return the columns. Raises DataError if there is no row, or if any row is bad."""
+    def require_rows(self) -> None:
+        """Raise DataError if there is no row."""
         if not self.num_rows:
             raise DataError(
-                f"{self.path} is empty",
-                why="it contains no rows",
-                fix=f"--set data.{self.form.field}=FILE   # a file with at least one prompt",
+                f"{self.path} has no rows {self.part}" if self.part else f"{self.path} is empty",
+                why="it ends before the first of them" if self.part else "it contains no rows",
+                fix=f"--set data.{self.form.field}=FILE   # a file with at least one row",
             )
+
+    def require_good(self) -> Any:
+        """Return the columns. Raises DataError if there is no row, or if any row is bad."""
+        self.require_rows()
         if self.num_bad or self.columns is None:
             what = f"{self.num_bad} of {self.num_rows} rows of {self.path} cannot be used"
             raise bad_rows_error(what, self.path, self.bad, num_bad=self.num_bad)

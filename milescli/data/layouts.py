@@ -396,7 +396,8 @@ def no_column(
     return DataError(
         f"{path} has no {role} column",
         why=f"it has none of the columns {', '.join(known)}; its columns are {', '.join(names)}",
-        fix=[data_option(key, name) for name in likely] or _OTHERWISE[role].format(path=path),
+        fix=[data_option(key, name) for name in likely]
+        or _OTHERWISE[role].format(path=shlex.quote(str(path))),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -326,9 +327,9 @@ def bad_rows_error(
     shown = "; ".join(f"{unit} {row.line}: {row.reason}" for row in bad[:NUM_BAD_ROWS_SHOWN])
     more = f"; and {num_more} more" if num_more > 0 else ""
     look = (
-        f"sed -n {bad[0].line}p {path}"
+        f"sed -n {bad[0].line}p {shlex.quote(str(path))}"
         if path.suffix in LINE_SUFFIXES
-        else f"miles data check '{path}[{bad[0].line - 1}:{bad[0].line}]'"
+        else f"miles data check {shlex.quote(f'{path}[{bad[0].line - 1}:{bad[0].line}]')}"
     )
     return DataError(what, why=shown + more, fix=[f"{look}   # fix or remove these rows", *fixes])
 
@@ -444,7 +445,8 @@ def _text_of(record: Mapping[str, object], key: str) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)  # a parquet column of integers with a gap is a column of floats
     if isinstance(value, Decimal):  # each has as many places as its column
-        return f"{value.normalize():f}"
+        text = f"{value:f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
     return _nonempty(str(value), key)
 
 

@@ -47,6 +47,10 @@ _DELIMITERS = (";", "\t", "|")
 """Separators of fields if a header has no comma."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _EXACT_BOUND = float(2**53)
+_LONG_NUMBER = b"0" * len(str(2**63))
+"""Shorter integers are exact in orjson."""
+_DIGITS_AS_ZEROS = bytes(ord("0" if chr(byte) in "0123456789" else " ") for byte in range(256))
+"""Table of bytes.translate; a search in what it returns is far faster than a regular expression."""
 _TYPO_SIMILARITY = 0.7
 """Similarity (difflib) from which another name counts as a misspelling."""
 _SPECIAL_FILES = {
@@ -103,8 +107,9 @@ class Table:
             raise DataError(
                 f"{self.path} changed while miles read it",
                 why="its size or modification time differs from when it was opened",
-                fix=f"cp {self.path} {self.path.with_stem(self.path.stem + '-copy')}   # then "
-                "use the copy, which nobody modifies",
+                fix=f"cp {_typed(self.path)} "
+                f"{_typed(self.path.with_stem(self.path.stem + '-copy'))}   # then use the copy, "
+                "which nobody modifies",
             )
 
     @property
@@ -214,7 +219,7 @@ class Table:
         raise DataError(
             f"the header of {self.path} cannot be used",
             why=f"line {line}: {fault}",
-            fix=f"sed -n {line}p {self.path}   # give each column a different name",
+            fix=f"sed -n {line}p {_typed(self.path)}   # give each column a different name",
         )
 
     def _columnar_rows(self) -> Iterator[Record]:
@@ -267,7 +272,7 @@ class Table:
                 f"cannot read {self.path}",
                 why=f"it is not {'a parquet' if self.path.suffix == '.parquet' else 'an arrow'} "
                 f"file: {next(iter(str(error).splitlines()), type(error).__name__)}",
-                fix=f"head -c 100 {self.path}   # what is it?",
+                fix=f"head -c 100 {_typed(self.path)}   # what is it?",
             ) from error
 
 
@@ -303,10 +308,13 @@ def parse_line(line: bytes) -> dict[str, object] | str:
         return _parse_slowly(line)
     if not isinstance(value, dict):
         return f"a row must be a JSON object, not {kind_of(value)}"
-    count = line.count
+    count, is_nested = line.count, False
     for name, item in value.items():
         if count(_quoted[name]) > 1 or (type(item) is float and abs(item) >= _EXACT_BOUND):
             return _parse_slowly(line)
+        is_nested = is_nested or type(item) in (dict, list)
+    if is_nested and _LONG_NUMBER in line.translate(_DIGITS_AS_ZEROS):
+        return _parse_slowly(line)  # orjson would round an integer within the list or object
     return value
 
 
@@ -382,15 +390,16 @@ def check_file(path: Path, *, field: str) -> None:
     head = _head(path)
     for first, what, why, fix in _HEADS:
         if head.startswith(first):
-            raise DataError(f"{path} {what}", why=why, fix=fix.format(path=path))
+            raise DataError(f"{path} {what}", why=why, fix=fix.format(path=_typed(path)))
     if path.suffix not in SUFFIXES:
-        raise _unknown_format_error(path)
+        raise _unknown_format_error(path, head)
     if path.suffix in LINE_SUFFIXES:
         form = path.suffix[1:].upper()
         new = path.with_stem(path.stem + "-utf8")
         for first, why, fix in _TEXT_HEADS:
             if head.startswith(first):
-                mend = fix.format(path=path, stem=path.with_suffix(""), new=new)
+                stem = _typed(path.with_suffix(""))
+                mend = fix.format(path=_typed(path), stem=stem, new=_typed(new))
                 raise DataError(f"{path} is not {form}", why=why, fix=mend)
 
 
@@ -408,7 +417,7 @@ def _check_kind(path: Path, *, field: str) -> None:
             f"{path} is {special}",
             why="miles reads the rows more than once, but this file can only be read once or "
             "never ends",
-            fix=f"head -n 1000 {path} > FILE.jsonl   # then --set data.{field}=FILE.jsonl",
+            fix=f"head -n 1000 {_typed(path)} > FILE.jsonl   # then --set data.{field}=FILE.jsonl",
         )
 
 
@@ -445,13 +454,15 @@ def _missing_file_error(path: Path, *, field: str) -> DataError:
         return DataError(
             f"there is no file {path}",
             why=f"it is a symbolic link to {os.readlink(path)}, which does not exist",
-            fix=f"ls -l {path}",
+            fix=f"ls -l {_typed(path)}",
         )
     folder = path.parent
     if not folder.is_dir():
         there = next(parent for parent in folder.parents if parent.is_dir())
         return DataError(
-            f"there is no file {path}", why=f"there is no folder {folder}", fix=f"ls {there}"
+            f"there is no file {path}",
+            why=f"there is no folder {folder}",
+            fix=f"ls {_typed(there)}",
         )
     siblings = sorted(item.name for item in folder.iterdir())
     readable = {Path(name).stem: name for name in siblings if name.endswith(SUFFIXES)}
@@ -459,19 +470,26 @@ def _missing_file_error(path: Path, *, field: str) -> DataError:
     return DataError(
         f"there is no file {path}",
         why=f"{folder} contains {', '.join(siblings[:8]) or 'nothing'}",
-        fix=f"--set data.{field}={folder / readable[guesses[0]]}" if guesses else f"ls {folder}",
+        fix=f"--set {shlex.quote(f'data.{field}={folder / readable[guesses[0]]}')}"
+        if guesses
+        else f"ls {_typed(folder)}",
     )
 
 
-def _unknown_format_error(path: Path) -> DataError:
-    known = f"{', '.join(SUFFIXES[:-1])} nor {SUFFIXES[-1]}"
+def _unknown_format_error(path: Path, head: bytes) -> DataError:
+    """Return the error for another suffix. `head`: the first bytes of the file."""
+    known, suffix = f"{', '.join(SUFFIXES[:-1])} nor {SUFFIXES[-1]}", path.suffix.lower()
+    if suffix == ".json":
+        rows = "." if head.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] == b"{" else "'.[]'"
+        fix = f"jq -c {rows} {_typed(path)} > {_typed(path.with_suffix('.jsonl'))}"
+    else:
+        new = suffix if suffix in SUFFIXES else ".csv" if suffix == ".tsv" else ".jsonl"
+        fix = f"mv {_typed(path)} {_typed(path.with_suffix(new))}"
     return DataError(
         f"{path} is neither {known}",
         why=f"its suffix is {path.suffix or 'missing'}, and miles recognises the format by the "
         "suffix",
-        fix=f"jq -c '.[]' {path} > {path.with_suffix('.jsonl')}"
-        if path.suffix == ".json"
-        else f"mv {path} {path.with_suffix('.csv' if path.suffix == '.tsv' else '.jsonl')}",
+        fix=fix,
     )
 
 
@@ -484,4 +502,10 @@ def _head(path: Path) -> bytes:
 
 
 def _unreadable_error(path: Path, error: OSError) -> DataError:
-    return DataError(f"cannot open {path}", why=str(error.strerror or error), fix=f"ls -l {path}")
+    why = str(error.strerror or error)
+    return DataError(f"cannot open {path}", why=why, fix=f"ls -l {_typed(path)}")
+
+
+def _typed(path: Path) -> str:
+    """Return a path as it is typed in a shell."""
+    return shlex.quote(str(path))

@@ -100,7 +100,7 @@ def is_builtin_heldout(value: str) -> bool:
 
 def write_task(name: str, folder: str | Path, seed: int) -> Path:
     """Write the prompts of `task:NAME` (prefix optional) to `folder/NAME.jsonl`; equal name and
-    seed give equal bytes. Raises RecipeError if there is no such task."""
+    seed give equal bytes. Raises RecipeError if there is no such task, or if it makes no rows."""
     short = name.removeprefix(TASK_PREFIX)
     if ":" in short or short in ROWS.builtin:
         rows: Iterable[Mapping[str, object]] = rows_of(short, seed)
@@ -119,9 +119,35 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
         )
     path = Path(folder) / f"{short.replace(':', '.')}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(row) for row in rows]
+    lines = [_line_of(row, number, name) for number, row in enumerate(rows, start=1)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def _line_of(row: Mapping[str, object], number: int, name: str) -> str:
+    """Return a row as a line of JSON. Raises RecipeError with the row and the column that JSON
+    cannot hold."""
+    try:
+        return json.dumps(dict(row), default=_number_of)
+    except (TypeError, ValueError, RecursionError):
+        for column, value in row.items():
+            try:
+                json.dumps({column: value}, default=_number_of)
+            except (TypeError, ValueError, RecursionError) as error:
+                why = (
+                    f"`{column}` of row {number} is {value!r:.200}, which JSON cannot hold: {error}"
+                )
+                raise _bad_rows(name.removeprefix(TASK_PREFIX), why) from None
+        raise
+
+
+def _number_of(value: object) -> object:
+    """Return the plain value of a number or an array of NumPy or torch. Raises TypeError for other
+    objects."""
+    to_plain = getattr(value, "tolist", None)
+    if not callable(to_plain):
+        raise TypeError(f"{type(value).__name__} is no text, number, list or mapping")
+    return to_plain()
 
 
 def rows_of(path: str, seed: int) -> list[Mapping[str, object]]:

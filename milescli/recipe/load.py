@@ -161,8 +161,9 @@ def runs_dir(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:
     return cwd / Path(str(entry.value if entry else keys()["run.dir"].default)).expanduser()
 
 
-def build(table: Table, *, source: str) -> LoadedRecipe:
-    """Make a checked recipe, with origins, from a table. Raises RecipeError."""
+def validate(table: Table) -> Recipe:
+    """Make a recipe whose values have the right types, but may contradict each other. Raises
+    RecipeError."""
     nested: dict[str, object] = {}
     for name, entry in table.items():
         *parents, last = name.split(".")
@@ -171,9 +172,14 @@ def build(table: Table, *, source: str) -> LoadedRecipe:
             place = place.setdefault(parent, {})  # type: ignore[assignment]
         place[last] = entry.value
     try:
-        recipe = Recipe.model_validate(nested)
+        return Recipe.model_validate(nested)
     except ValidationError as error:
         raise explain(error, table) from None
+
+
+def build(table: Table, *, source: str) -> LoadedRecipe:
+    """Make a checked recipe, with origins, from a table. Raises RecipeError."""
+    recipe = validate(table)
     default = Origin(layer=SettingsLayer.DEFAULT)
     origins = {
         name: table[name].origin if name in table else _section_origin(name, table) or default

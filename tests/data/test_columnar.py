@@ -159,6 +159,7 @@ def test_json_in_columns_is_decoded_at_any_depth(tmp_path: Path) -> None:
         ([0.1], pa.float64(), ["0.1"]),
         ([[0.1]], pa.list_(pa.float32()), ["0.1"]),
         ([Decimal("1.50"), Decimal("400.00")], pa.decimal128(5, 2), ["1.5", "400"]),
+        ([Decimal("1" * 38), Decimal("-2000")], pa.decimal128(38, 0), ["1" * 38, "-2000"]),
         ([7], pa.uint8(), ["7"]),
         (["x"], pa.large_string(), ["x"]),
     ],

@@ -263,6 +263,15 @@ def test_an_empty_file_is_refused(load: Load, tmp_path: Path, chatml: ChatTokeni
         load_examples(data, "train", kind="chats", tokenizer=chatml)
 
 
+def test_rows_behind_the_end_of_a_file_are_no_empty_file(
+    load: Load, tmp_path: Path, chatml: ChatTokenizer
+) -> None:
+    (tmp_path / "one.jsonl").write_text(json.dumps(CHAT))
+    data = Data(train=f"{tmp_path}/one.jsonl[5:9]")
+    with pytest.raises(DataError, match=r"one\.jsonl has no rows \[5:9\]"):
+        load_examples(data, "train", kind="chats", tokenizer=chatml)
+
+
 LONG = {"messages": [USER, {**HELLO, "content": "y" * 300}]}
 
 
@@ -335,6 +344,21 @@ def test_several_files_and_some_rows_of_one_are_read_as_one(
     assert "(b.jsonl line 2: " in report.note
     other, _ = load_examples(Data(train=named[1]), "train", kind="chats", tokenizer=chatml)
     assert len(other) == 2
+
+
+def test_rows_of_files_of_one_name_are_counted_apart(chatml: ChatTokenizer, tmp_path: Path) -> None:
+    named = []
+    for folder, text in (("math/a", "one"), ("code/a", "x" * 300), ("code/b", "two")):
+        file = tmp_path / folder / "train.jsonl"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"prompt": "?", "completion": text}))
+        named.append(str(file))
+    data = Data(train=[*named, named[0]], max_row_tokens=200)
+    _, report = load_examples(data, "train", kind="chats", tokenizer=chatml)
+    assert (report.num_rows, report.num_used, report.num_sequences) == (4, 3, 3)
+    assert report.first[1:] == ("b/train.jsonl line 1", "math/a/train.jsonl line 1")
+    assert "several sequences" not in report.note
+    assert "1 of 4 rows" in report.note and "(code/a/train.jsonl line 1: " in report.note
 
 
 def test_a_chat_may_take_several_sequences_which_are_counted(

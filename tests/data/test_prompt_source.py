@@ -116,11 +116,18 @@ def test_files_of_another_kind_are_refused_with_the_command_that_mends_them(
 ) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"{}"))
     (tmp_path / "a.json").write_text("[]")
+    (tmp_path / "lines.json").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    (tmp_path / "UP.CSV").write_text("prompt,label\n")
+    (tmp_path / "my rows").write_text("{}")
     (tmp_path / "b.jsonl").write_bytes(b"PAR1....")
     (tmp_path / "c.parquet").write_bytes(b"no parquet")
     for name, fix in {
         "a.jsonl.gz": "gunzip -k",
-        "a.json": "jq -c",
+        "a.json": f"jq -c '.[]' {tmp_path}/a.json > {tmp_path}/a.jsonl",
+        "lines.json": f"jq -c . {tmp_path}/lines.json > {tmp_path}/lines.jsonl",
+        "UP.CSV": f"mv {tmp_path}/UP.CSV {tmp_path}/UP.csv",
+        "my rows": f"mv '{tmp_path}/my rows' '{tmp_path}/my rows.jsonl'",
+        "no rows.jsonl": f"ls {tmp_path}",
         "b.jsonl": "mv ",
         "c.parquet": "head -c",
         ".": "--set data.prompts=",

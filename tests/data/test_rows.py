@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,15 @@ def test_many_bad_rows_are_counted_and_the_first_five_named(jsonl: Callable[...,
         and error.value.why.endswith("and 3 more")
     )
     assert error.value.fixes[0].startswith("sed -n 2p ")
+
+
+def test_the_fix_of_a_bad_row_quotes_its_path(jsonl: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "it's mine").mkdir()
+    path = jsonl(b"{", GOOD).rename(tmp_path / "it's mine" / "a.jsonl")
+    with pytest.raises(DataError) as error:
+        _read(path)
+    command, _, _ = error.value.fixes[0].partition("   #")
+    assert shlex.split(command) == ["sed", "-n", "1p", str(path)]
 
 
 def test_a_file_without_one_good_line_is_refused_by_line(jsonl: Callable[..., Path]) -> None:

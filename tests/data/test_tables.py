@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from milescli.core.errors import DataError
 from milescli.data import tables
 from milescli.data.prompt_source import ProgressReporter
-from milescli.data.tables import Record, Table
+from milescli.data.tables import Record, Table, parse_line
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -71,6 +71,12 @@ def test_csv_fields_may_hold_commas_quotes_and_line_breaks(tmp_path: Path, mark:
 def test_whole_numbers_keep_all_their_digits(tmp_path: Path) -> None:
     ((_, row),) = _records(tmp_path / "a.jsonl", b'{"a": 123456789012345678901234567890}')
     assert row == {"a": 123456789012345678901234567890}
+
+
+@pytest.mark.parametrize("number", [2**90 + 1, -(2**63) - 1, 10**19])
+def test_numbers_within_lists_and_objects_keep_them_too(number: int) -> None:
+    row = {"label": [number], "turns": [{"arguments": {"id": number}}], "id": 2**63 - 1}
+    assert parse_line(json.dumps(row).encode()) == row
 
 
 def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,6 +162,16 @@ def chats(*, seed: int):  # type: ignore[no-untyped-def]
     return [{"messages": [{"role": "user", "content": "2 + 2?"}]}]
 
 
+def numbers_of_numpy(*, seed: int):  # type: ignore[no-untyped-def]
+    """Labels that are no Python numbers."""
+    return [{"prompt": "1 + 1?", "label": np.int64(2), "of": np.array([1, 1])}]
+
+
+def sets(*, seed: int):  # type: ignore[no-untyped-def]
+    """Labels that JSON cannot hold."""
+    return [{"prompt": "1?", "label": "1"}, {"prompt": "2?", "label": {2}}]
+
+
 def none_at_all(*, seed: int):  # type: ignore[no-untyped-def]
     """No row."""
     return []
@@ -177,9 +188,15 @@ def test_rows_of_any_columns_are_written_as_they_are(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == chats(seed=0)[0]
 
 
+def test_numbers_of_numpy_are_written_as_numbers(tmp_path: Path) -> None:
+    path = write_task(f"task:{__name__}:numbers_of_numpy", tmp_path, 0)
+    assert json.loads(path.read_text()) == {"prompt": "1 + 1?", "label": 2, "of": [1, 1]}
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("sets", "`label` of row 2 is {2}, which JSON cannot hold"),
         ("endless", "it yields more than 50"),
         ("broken", "KeyError: 'file'"),
         ("no_columns", "row 1 is '2 + 2?'"),

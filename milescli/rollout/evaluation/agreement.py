@@ -20,6 +20,8 @@ from milescli.rollout.rewards.extraction import last_boxed, marked_answers, tagg
 LEVEL = 0.01
 """A feature is suspected if chance alone would show it in fewer tests than this; Bonferroni's
 correction over all features."""
+_ROUNDING = 1e-9
+"""Share of a number below which a difference is rounding: 1.1 - 1.0 is not 0.1."""
 _WORD = re.compile(r"\w+")
 _GRAM = 4
 """Number of words of a phrase."""
@@ -128,12 +130,14 @@ def find_suspicions(samples: Sequence[Sequence[Sample]], a: Groups, b: Groups) -
     their group, so that hard prompts with long answers do not count; its t-test has n - groups - 1
     degrees of freedom. A feature whose correlation with the second reward itself is negative is
     left out."""
-    gains = _centred([np.subtract(y, x) for x, y in zip(a, b, strict=True)])
-    paid = _centred([np.asarray(one, float) for one in b])
+    largest = max(abs(reward) for rewards in (a, b) for group in rewards for reward in group)
+    gains = _centred([np.subtract(y, x) for x, y in zip(a, b, strict=True)], largest)
+    paid = _centred([np.asarray(one, float) for one in b], largest)
     freedom = len(gains) - len(a) - 1
     found = []
     for name, (says, value) in FEATURES.items():
-        own = _centred([np.array([float(value(one)) for one in group]) for group in samples])
+        values = [np.array([float(value(one)) for one in group]) for group in samples]
+        own = _centred(values, max(float(np.abs(group).max()) for group in values))
         scale = math.sqrt(float(own @ own) * float(gains @ gains))
         if freedom < 1 or scale == 0.0 or float(own @ paid) <= 0.0:
             continue
@@ -145,6 +149,8 @@ def find_suspicions(samples: Sequence[Sequence[Sample]], a: Groups, b: Groups) -
     return sorted(found, key=lambda one: one.p_value)
 
 
-def _centred(groups: Sequence[np.ndarray]) -> np.ndarray:
-    """Return [num_samples] the difference from the mean of the sample's group."""
-    return np.concatenate([group - group.mean() for group in groups])
+def _centred(groups: Sequence[np.ndarray], largest: float) -> np.ndarray:
+    """Return [num_samples] the difference from the mean of the sample's group; 0 if it is only the
+    rounding of numbers as large as `largest`."""
+    centred = np.concatenate([group - group.mean() for group in groups])
+    return np.where(np.abs(centred) < _ROUNDING * largest, 0.0, centred)

@@ -8,7 +8,8 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ class EndpointEpisodes:
     ) -> Sample:
         """Send one request, or take its recorded reply, and score it as Episodes does. Raises
         EndpointError or RewardError."""
-        body: dict[str, Any] = {**self._settings, "messages": list(prompt.messages), "seed": seed}
+        messages = _with_linked_calls(prompt.messages)
+        body: dict[str, Any] = {**self._settings, "messages": messages, "seed": seed}
         if greedy:
             body["temperature"] = 0.0
         if prompt.tools:
@@ -219,6 +221,40 @@ def extra_fields(settings: EndpointSettings) -> Mapping[str, Any]:
                 fix=f"""--set '{SECTION}.extra=["{name.strip() or "NAME"}=1"]'""",
             ) from None
     return fields
+
+
+def _with_linked_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with tool calls as an endpoint accepts them: arguments as JSON text, and
+    an id for each call, which the tool's turn names. Chat templates need neither, so rows of data
+    may lack them."""
+    linked = [dict(message) for message in messages]
+    number = 0
+    for place, message in enumerate(linked):
+        if not (calls := message.get("tool_calls")):
+            continue
+        after = linked[place + 1 :]
+        results = list(takewhile(lambda turn: turn.get("role") == "tool", after))
+        ids = [call.get("id") for call in calls]
+        for at in range(len(ids)):
+            result_id = results[at].get("tool_call_id") if at < len(results) else None
+            ids[at] = ids[at] or result_id or f"call_{number}"
+            number += 1
+        message["tool_calls"] = [
+            {**call, "id": id_, "function": _with_text_arguments(call["function"])}
+            for call, id_ in zip(calls, ids, strict=True)
+        ]
+        answered = {result.get("tool_call_id") for result in results}
+        unanswered = (id_ for id_ in ids if id_ not in answered)
+        for result in results:
+            if not result.get("tool_call_id"):
+                result["tool_call_id"] = next(unanswered, ids[-1])
+    return linked
+
+
+def _with_text_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**function, "arguments": text}
 
 
 def _digest(body: Mapping[str, Any], sample_index: int) -> str:

@@ -11,6 +11,7 @@ from milescli.core.errors import RecipeError
 from milescli.core.types import Group
 from milescli.core.user_code import plugin_fix
 from milescli.recipe.schema import Evaluation
+from milescli.rollout.evaluation.scores import fewest_samples
 from milescli.rollout.evaluation.statistics import pass_at, powers_of_two
 from milescli.rollout.rewards.scoring import finite_reward
 
@@ -45,11 +46,11 @@ def nothing(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, fl
 
 def pass_at_k(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
     """Return the chance that one of k samples is right (reward above 0), for k = 1, 2, 4, ... up to
-    the samples of a prompt; the mean over prompts of `statistics.pass_at`."""
+    the samples of the prompt that has the fewest; the mean over prompts of `statistics.pass_at`."""
     return {
         f"pass_at_{k}": fmean(
             pass_at(k, num_samples=len(group.rewards), num_right=sum(r > 0 for r in group.rewards))
             for group in groups
         )
-        for k in powers_of_two(settings.samples_per_prompt)
+        for k in powers_of_two(fewest_samples(groups))
     }

@@ -44,10 +44,11 @@ def scores_of(
     answer: Answer | None = None,
     domains: Mapping[int, str] | None = None,
 ) -> Scores:
-    """Compute the scores. Each of `ks` is at most the samples of any prompt. `domains` maps the
-    index of a prompt to its domain."""
+    """Compute the scores. A k above the samples of the prompt that has the fewest is left out.
+    `domains` maps the index of a prompt to its domain."""
     rewards = {group.prompt.index: fmean(group.rewards) for group in groups}
-    fewest = min(len(group.samples) for group in groups)
+    fewest = fewest_samples(groups)
+    ks = [k for k in ks if k <= fewest]
     per_prompt: dict[str, list[float]] = {f"avg@{fewest}": list(rewards.values())}
     for k in ks:
         per_prompt[f"pass@{k}"] = [_pass_at(k, group) for group in groups]
@@ -73,6 +74,12 @@ def scores_of(
             if values
         },
     )
+
+
+def fewest_samples(groups: Sequence[Group]) -> int:
+    """Return the number of samples of the prompt that has the fewest: pass@k of all prompts needs
+    k of each, and an evaluation function may return any number."""
+    return min(len(group.samples) for group in groups)
 
 
 def is_right(reward: float) -> bool:

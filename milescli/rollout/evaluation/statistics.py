@@ -4,6 +4,7 @@ imported on use. `scores` and the reports call it."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -78,7 +79,7 @@ def majority_at(k: int, *, num_right: int, wrong: Sequence[int], num_silent: int
 def _ways(left: int, *, most: int, wrong: Sequence[int], num_silent: int) -> dict[int, int]:
     """Count the ways to draw `left` samples from those that are not right, with no answer more than
     `most` times; key: the number of answers that occur exactly `most` times."""
-    ways = {(drawn, 0): math.comb(num_silent, drawn) for drawn in range(left + 1)}
+    ways = {(0, 0): 1}
     for size in wrong:
         more: dict[tuple[int, int], int] = {}
         for (drawn, ties), many in ways.items():
@@ -86,7 +87,10 @@ def _ways(left: int, *, most: int, wrong: Sequence[int], num_silent: int) -> dic
                 place = (drawn + votes, ties + (votes == most))
                 more[place] = more.get(place, 0) + many * math.comb(size, votes)
         ways = more
-    return {ties: many for (drawn, ties), many in ways.items() if drawn == left and many}
+    by_ties = Counter[int]()
+    for (drawn, ties), many in ways.items():
+        by_ties[ties] += many * math.comb(num_silent, left - drawn)
+    return by_ties
 
 
 def estimate_mean(values: Sequence[float], *, samples_per_prompt: int = 1) -> Estimate:

@@ -81,14 +81,17 @@ def after_thinking(response: str) -> str:
         return response[start + len(_FINAL_CHANNEL) :].partition("<|")[0]
     if response.lstrip().startswith(_OTHER_CHANNEL):
         return ""
-    closing, start, is_open = "", 0, False
+    closing, start, is_open, before = "", 0, False, 0
     for number, tag in enumerate(_THINKING_TAG.finditer(response)):
         text = tag[0]
         if text in _CLOSES:
             if (is_open and text == closing) or number == 0:
                 is_open, start = False, tag.end()
-        elif not is_open and not response[start : tag.start()].rpartition("\n")[2].strip():
-            is_open, closing = True, _THINKING[text]
+        elif not is_open:
+            _, is_new_line, indent = response[before : tag.start()].rpartition("\n")
+            if (is_new_line or before == start) and not indent.strip():
+                is_open, closing = True, _THINKING[text]
+        before = tag.end()
     return "" if is_open else response[start:]
 
 
@@ -152,16 +155,18 @@ def last_boxes(text: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Box:
+class _Found:
+    """Holds a box, a formula or a number that was found in a text."""
+
     content: str
     start: int
     end: int
 
 
-def _boxes(text: str) -> list[_Box]:
+def _boxes(text: str) -> list[_Found]:
     """Return the boxes that are not empty, by where they close; none within another."""
     open_braces: list[tuple[int, int] | None] = []  # start and content of a box; None: a brace
-    boxes = list[_Box]()
+    boxes = list[_Found]()
     for token in _BOXES.finditer(text):
         if token["box"]:
             open_braces.append((token.start(), token.end()))
@@ -172,7 +177,7 @@ def _boxes(text: str) -> list[_Box]:
             if opened is not None and (content := _opened(text[opened[1] : token.start()])):
                 while boxes and boxes[-1].start > opened[0]:
                     boxes.pop()
-                boxes.append(_Box(content=content, start=opened[0], end=token.end()))
+                boxes.append(_Found(content=content, start=opened[0], end=token.end()))
     return boxes
 
 
@@ -253,9 +258,14 @@ def sentences_that_answer(text: str) -> Iterator[str]:
 
 _SHORT = 80
 """Characters of a text that may be an answer and nothing else."""
-_FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
-)
+_OPENS_FORMULA = re.compile(r"\$\$|(?<!\\)(?:\$|\\\(|\\\[)")
+"""The `\\[` of a line break such as `\\\\[4pt]` opens none."""
+_CLOSES_FORMULA = {
+    "$$": re.compile(r"\$\$"),
+    "$": re.compile(r"(?<!\\)\$"),
+    r"\(": re.compile(r"\\\)"),
+    r"\[": re.compile(r"\\\]"),
+}
 _SENTENCE_END = re.compile(r"(?<!\.)\.(?=\s|$)|\n|,?\s+(?:because|since|so|which)\b")
 _NUMBER = re.compile(
     r"[-\u2212]?[$€£]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?\s*%?(?!\w)"
@@ -303,12 +313,40 @@ def _bracketed(text: str) -> str:
 def _within(text: str, *, is_said: bool) -> str:
     """Return the answer in a text. `is_said`: the response calls the text its answer."""
     text = text.strip()
-    formulas = list(_FORMULA.finditer(text))
-    if len(formulas) == 1 and formulas[0][0] == text.rstrip("."):
-        return _content(formulas[0])
+    formulas = _formulas(text)
+    if len(formulas) == 1 and formulas[0].start == 0 and formulas[0].end == len(text.rstrip(".")):
+        return formulas[0].content
     if not formulas and len(text) <= _SHORT and "\n" not in text and _is_bare(text, is_said):
         return text
-    return _last_joined(text, formulas or list(_NUMBER.finditer(text)))
+    return _last_joined(text, formulas or _numbers(text))
+
+
+def _formulas(text: str) -> list[_Found]:
+    """Return the formulas of the text, none within another. One pass over the text: an opening sign
+    whose closing one was not found once is not searched for again."""
+    found, place, unclosed = list[_Found](), 0, set[str]()
+    while opening := _OPENS_FORMULA.search(text, place):
+        start = opening.start()
+        place = start + 1
+        is_single = opening[0] == "$$" and text[start - 1 : start] != "\\"
+        for sign in (opening[0], "$") if is_single else (opening[0],):
+            begins = start + len(sign)
+            if sign in unclosed:
+                continue
+            closing = _CLOSES_FORMULA[sign].search(text, begins + 1)
+            if closing is not None:
+                content, place = text[begins : closing.start()], closing.end()
+                found.append(_Found(content=content, start=start, end=place))
+                break
+            unclosed.add(sign)
+    return found
+
+
+def _numbers(text: str) -> list[_Found]:
+    return [
+        _Found(content=match[0], start=match.start(), end=match.end())
+        for match in _NUMBER.finditer(text)
+    ]
 
 
 def _is_bare(text: str, is_said: bool) -> bool:
@@ -323,21 +361,16 @@ def _is_bare(text: str, is_said: bool) -> bool:
     return not words or (starts_as_one and len(words) <= _MAX_WORDS)
 
 
-def _last_joined(text: str, matches: list[re.Match[str]]) -> str:
-    """Return the last match, with those before it that `or`, `and` or a comma joins to it."""
-    if not matches:
+def _last_joined(text: str, found: list[_Found]) -> str:
+    """Return the last one found, with those before it that `or`, `and` or a comma joins to it."""
+    if not found:
         return ""
-    taken = [matches[-1]]
-    for match in reversed(matches[:-1]):
-        between = text[match.end() : taken[0].start()]
-        if not _JOINED.fullmatch(between):
+    taken = [found[-1]]
+    for one in reversed(found[:-1]):
+        if not _JOINED.fullmatch(text, one.end, taken[-1].start):
             break
-        taken.insert(0, match)
-    return ", ".join(_content(match) for match in taken)
-
-
-def _content(match: re.Match[str]) -> str:
-    return next((group for group in match.groups() if group), match[0])
+        taken.append(one)
+    return ", ".join(one.content for one in reversed(taken))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

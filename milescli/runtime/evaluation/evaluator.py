@@ -34,7 +34,7 @@ from milescli.rollout.episode.unscored import (
 )
 from milescli.rollout.evaluation.functions import EvaluationFn, load_evaluation, run_evaluation
 from milescli.rollout.evaluation.metrics import compute_metrics
-from milescli.rollout.evaluation.scores import scores_of
+from milescli.rollout.evaluation.scores import fewest_samples, scores_of
 from milescli.rollout.rewards import answer_extractor
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluation.results import (
@@ -213,6 +213,12 @@ async def measure_set(
         tell=output.warn,
     )
     done, groups = await evaluator.measure(step)
+    fewest, function = fewest_samples(groups), one.set.recipe.eval.function
+    if too_many := [f"pass@{k}" for k in one.set.ks if k > fewest]:
+        output.warn(
+            f"{one.set.name}: {', '.join(too_many)} cannot be computed, as `{function}` "
+            f"(eval.function) returned only {fewest} sample{'s'[: fewest > 1]} of a prompt"
+        )
     return await in_thread(partial(result_of, one, done, groups, model=model, run=run))
 
 
@@ -222,6 +228,7 @@ def result_of(
     """Compute the result of a set from its samples; write JSONL, parquet and JSON at
     `done.path`."""
     recipe, answer = one.set.recipe, answer_extractor(one.set.recipe.rollout)
+    scored = {group.prompt.index for group in groups}
     scores = scores_of(groups, ks=one.set.ks, answer=answer, domains=one.domains)
     result = SetResult(
         model=model,
@@ -236,9 +243,10 @@ def result_of(
         response_tokens_mean=done.response_tokens_mean,
         seconds=done.seconds,
         path=done.path,
-        data_sha256=sha256_of_prompts([group.prompt for group in groups]),
+        data_sha256=sha256_of_prompts(one.prompts),
         settings=settings_of(recipe),
         rewards=[fmean(group.rewards) for group in groups],
+        unscored=[place for place, p in enumerate(one.prompts) if p.index not in scored],
         figures=done.figures,
     )
     write_result(result, rows_of(groups, domains=one.domains, answer=answer), folder=run.path)

@@ -57,11 +57,14 @@ class SetResult:
     """File of the samples as .jsonl, relative to the run directory; the same as .parquet and this
     result as .json are next to it."""
     data_sha256: str
-    """SHA-256 of the evaluated prompts and labels, in order."""
+    """SHA-256 of the set's prompts and labels, in order, with those that were not scored."""
     settings: Mapping[str, object]
     """Other settings on which the figures depend."""
     rewards: Sequence[float]
     """[num_prompts] mean over samples; the paired test uses them."""
+    unscored: Sequence[int] = field(default_factory=list)
+    """Places in the set, counted from 0, of the prompts that were excluded because a sample could
+    not be scored. `num_prompts` and `rewards` do not count them."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Parts of the reward, and the figures of `eval.metrics`."""
 
@@ -70,6 +73,17 @@ class SetResult:
         """Return 16 hex digits that are equal for equal data and settings."""
         text = json.dumps([self.data_sha256, self.settings], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def num_asked(self) -> int:
+        """Return the number of prompts of the set, scored or not."""
+        return self.num_prompts + len(self.unscored)
+
+    def rewards_by_place(self) -> dict[int, float]:
+        """Return the rewards by the place of their prompt in the set."""
+        unscored = frozenset(self.unscored)
+        scored = (place for place in range(self.num_asked) if place not in unscored)
+        return dict(zip(scored, self.rewards, strict=True))
 
 
 def rows_of(
@@ -266,6 +280,9 @@ class Comparison:
     b_accuracy: float
     difference: Difference
     sentence: str
+    num_left_out: int
+    """Number of prompts that are not compared, because one of the two could not be scored on
+    them."""
     other_settings: Sequence[str]
     """Recipe keys whose values differ between the two."""
 
@@ -278,7 +295,12 @@ def compare_results(ones: Sequence[SetResult], others: Sequence[SetResult]) -> l
 
 def _compared(one: SetResult, other: SetResult) -> Comparison:
     assert one.data_sha256 == other.data_sha256, (one.set, "other prompts")
-    difference = compare_paired(one.rewards, other.rewards)
+    rewards, other_rewards = one.rewards_by_place(), other.rewards_by_place()
+    shared = [place for place in rewards if place in other_rewards]
+    assert shared, "each result has more than half of the prompts (rollout.max_unscored_share)"
+    difference = compare_paired(
+        [rewards[place] for place in shared], [other_rewards[place] for place in shared]
+    )
     steps = one.model == other.model or one.step or other.step
     a, b = (f"{x.model} at step {x.step}" if steps else x.model for x in (one, other))
     keys = sorted({*one.settings, *other.settings})
@@ -289,9 +311,18 @@ def _compared(one: SetResult, other: SetResult) -> Comparison:
         a_accuracy=one.accuracy,
         b_accuracy=other.accuracy,
         difference=difference,
-        sentence=describe_difference(difference, a=a, b=b),
+        sentence=describe_difference(difference, a=a, b=b) + _left_out(one.num_asked - len(shared)),
+        num_left_out=one.num_asked - len(shared),
         other_settings=[key for key in keys if one.settings.get(key) != other.settings.get(key)],
     )
+
+
+def _left_out(num: int) -> str:
+    """Return a sentence about prompts that are not compared; empty if there are none."""
+    if not num:
+        return ""
+    prompts = "1 prompt is" if num == 1 else f"{num:,} prompts are"
+    return f" {prompts} left out: a sample of one of the two could not be scored."
 
 
 def require_same_prompts(other: SetResult, name: str, data_sha256: str, settings: Settings) -> None:
@@ -303,7 +334,7 @@ def require_same_prompts(other: SetResult, name: str, data_sha256: str, settings
             f"differ from those of {other.path}",
             fix=[
                 f"--data {name}=FILE   # the prompts that it was evaluated on",
-                f"--num-prompts {other.num_prompts}",
+                f"--num-prompts {other.num_asked}",
             ],
         )
     theirs, mine = other.settings.get(REWARD), settings.get(REWARD)

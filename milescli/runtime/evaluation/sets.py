@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,8 +103,8 @@ def set_names(eval_options: EvalOptions) -> list[str]:
 
 def sets_of(recipe: Recipe, eval_options: EvalOptions) -> list[EvalSet]:
     """Return the sets that the options name, without opening a file. Raises DataError or
-    RecipeError if two have the same name, a file does not exist, or a k is larger than the number
-    of samples."""
+    RecipeError if two have the same name, a file has the name of the recipe's own prompts, a file
+    does not exist, or a k is larger than the number of samples."""
     named = [_named(text) for text in eval_options.data]
     if not named:
         named = [(HELDOUT, None)]
@@ -117,6 +118,12 @@ def sets_of(recipe: Recipe, eval_options: EvalOptions) -> list[EvalSet]:
                 for at, (name, file) in enumerate(named, 1)
                 if name == twice
             ],
+        )
+    if own := next((file for name, file in named if name == HELDOUT and file is not None), None):
+        raise DataError(
+            f"a set from a file cannot have the name `{HELDOUT}`",
+            why=f"`{HELDOUT}` is the recipe's own `data.eval`, whose results would be overwritten",
+            fix=f"--data {shlex.quote(f'mine={own}')}",
         )
     return [_set_of(recipe, name, file, eval_options) for name, file in named]
 

@@ -64,6 +64,17 @@ def test_a_reward_that_pays_for_a_feature_is_suspected_of_it(pays_for: str) -> N
     assert not find_suspicions(groups, b, [[0.0] * 8] * 12)  # a reward of nothing pays for nothing
 
 
+def test_a_reward_with_a_constant_added_pays_for_nothing() -> None:
+    draw = random.Random(0)
+    a = [[float(draw.random() < 0.5) for _ in range(8)] for _ in range(28)]
+    groups = [
+        [sample("#### 1", num_tokens=int(20 + 10 * x) + draw.randrange(8)) for x in row]
+        for row in a
+    ]
+    assert len({x + 0.1 - x for row in a for x in row}) > 1  # it rounds differently
+    assert not find_suspicions(groups, a, [[x + 0.1 for x in row] for row in a])
+
+
 def test_repeated_phrases_are_counted() -> None:
     assert repeated_share("a b c d e") == 0.0 and repeated_share("") == 0.0
     assert repeated_share("a b c d " * 10) > 0.8

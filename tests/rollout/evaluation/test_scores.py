@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.types import Group, Prompt
-from milescli.recipe.schema import Rollout
+from milescli.recipe.schema import Evaluation, Rollout
+from milescli.rollout.evaluation.metrics import pass_at_k
 from milescli.rollout.evaluation.scores import scores_of
 from milescli.rollout.rewards import answer_extractor
 from tests.samples import make_sample, make_trajectory
@@ -39,6 +40,14 @@ def test_figures_are_means_over_prompts() -> None:
         "maj@2": round(((1 + 2 + 1) / 6 + (3 / 2) / 6) / 2, 6),
         "maj@4": 0.5,
     }
+
+
+def test_pass_at_k_is_of_as_many_samples_as_every_prompt_has() -> None:
+    groups = [*GROUPS, _group(9, ("#### 7", 1.0), ("#### 8", 0.0))]
+    figures = scores_of(groups, ks=[1, 2, 4], answer=lambda text: text).estimates
+    assert list(figures) == ["avg@2", "pass@1", "pass@2", "maj@2"]
+    named = pass_at_k(groups=groups, settings=Evaluation(samples_per_prompt=4))
+    assert list(named) == ["pass_at_1", "pass_at_2"]
 
 
 def test_domains_have_their_own_accuracy_and_prompts_may_have_none() -> None:

@@ -66,6 +66,11 @@ def test_mcnemar_counts_all_outcomes_at_least_as_uneven(only_a: int, only_b: int
     assert mcnemar(only_a, only_b) == pytest.approx(uneven / 2**num)
 
 
+@pytest.mark.parametrize(("k", "num_silent"), [(256, 0), (276, 20)])
+def test_of_hundreds_of_different_answers_each_wins_as_often(k: int, num_silent: int) -> None:
+    assert majority_at(k, num_right=1, wrong=[1] * 255, num_silent=num_silent) == 1 / 256
+
+
 def test_mcnemar_on_figures_that_are_published() -> None:
     assert mcnemar(1, 9) == pytest.approx(22 / 1024)
     assert mcnemar(0, 6) == pytest.approx(2 / 64)

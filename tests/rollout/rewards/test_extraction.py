@@ -80,6 +80,9 @@ def test_a_long_response_of_boxes_that_never_close_is_read_in_one_pass() -> None
         ("<think>never closed", ""),
         ("<think>a</think>7\n<think>again", ""),
         ("[THINK]a[/THINK]7", "7"),
+        ("</think></think> <think>7", "</think> <think>7"),
+        ("</think> \n <think>7", ""),
+        ("so <think> is " * 100_000, "so <think> is " * 100_000),
         ("<|channel|>analysis<|message|>never at an end", ""),
         ("◁think▷a◁/think▷7", "7"),
         (

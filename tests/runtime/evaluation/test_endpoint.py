@@ -75,6 +75,41 @@ def test_each_prompt_is_asked_as_the_recipe_says_and_scored(tmp_path: Path) -> N
     assert len(rows) == 24 and all(row["response"].startswith("#### ") for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("ids", "tool_ids", "sent", "sent_by_tools"),
+    [
+        ([None, None], [None, None], ["call_0", "call_1"], ["call_0", "call_1"]),
+        (["a", None], [None, "b"], ["a", "b"], ["a", "b"]),
+        (["a", "b"], ["b", None], ["a", "b"], ["b", "a"]),
+    ],
+)
+def test_calls_of_tools_are_sent_in_the_form_of_an_endpoint(
+    tmp_path: Path,
+    ids: list[str | None],
+    tool_ids: list[str | None],
+    sent: list[str],
+    sent_by_tools: list[str],
+) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"of": ["é", 2]}}}
+    calls = [{**call, **({"id": one} if one else {})} for one in ids]
+    turns = [{"role": "tool", "content": "4"} for _ in ids]
+    turns = [
+        {**t, **({"tool_call_id": n} if n else {})} for t, n in zip(turns, tool_ids, strict=True)
+    ]
+    chat = [
+        {"role": "user", "content": "2 + 2"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        *turns,
+        {"role": "user", "content": "4 + 2"},
+    ]
+    with serving(_adds) as server:
+        _measure(server.url, _file(tmp_path, prompt=chat, label="6"))
+    _, answer, *results, _ = server.asked[0].body["messages"]
+    assert [one["id"] for one in answer["tool_calls"]] == sent
+    assert {one["function"]["arguments"] for one in answer["tool_calls"]} == {'{"of": ["é", 2]}'}
+    assert [one["tool_call_id"] for one in results] == sent_by_tools
+
+
 def test_replies_are_kept_and_only_the_others_are_asked_for_again(
     tmp_path: Path, quick_retries: None
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 from collections.abc import Callable
@@ -11,11 +12,15 @@ from typing import Any
 
 import pytest
 
+from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
 from milescli.core.errors import AgentError, RecipeError, RewardError, WaitTimeout
 from milescli.core.types import EVALUATION, Prompt, WeightVersion
 from milescli.rollout.base import Agent, Outcome, Session
 from milescli.runtime.devices import Devices
-from milescli.runtime.evaluation.evaluator import ConcurrentEvaluations, Evaluator
+from milescli.runtime.evaluation.evaluator import ConcurrentEvaluations, Evaluator, measure_set
+from milescli.runtime.evaluation.results import read_result, sha256_of_prompts
+from milescli.runtime.evaluation.sets import EvalSet, LoadedSet
 from tests.rollout.engines import ScriptedEngine, make_episodes, make_recipe, make_source
 from tests.runtime.recording.recorder import Recorder
 from tests.waiting import settled
@@ -73,6 +78,34 @@ def test_a_prompt_of_which_a_sample_cannot_be_scored_is_excluded(tmp_path: Path)
     with pytest.raises(AgentError) as raised:
         asyncio.run(evaluator.run(3))
     assert "1 of 4 samples of the evaluation could not be scored" in raised.value.why
+
+
+def test_a_result_names_the_prompts_that_were_not_scored_and_the_k_that_has_no_samples(
+    tmp_path: Path,
+) -> None:
+    async def fails_on_2(prompt: Prompt, session: Session) -> Outcome:
+        if prompt.index == 2:
+            raise ConnectionError("the environment is away")
+        return await _index(prompt, session)
+
+    evaluator = _evaluator(tmp_path, fails_on_2, max_unscored_share=0.25)
+    one = EvalSet(name="few", recipe=evaluator.recipe, ks=[1, 4], domain=None)
+    loaded = LoadedSet(set=one, prompts=evaluator.prompts, domains={})
+    told = io.StringIO()
+    result = asyncio.run(
+        measure_set(
+            loaded,
+            evaluator.episodes,
+            run=RunDir(tmp_path),
+            model="mine",
+            output=Output(stderr=told),
+        )
+    )
+    assert (result.num_prompts, result.num_asked, result.unscored) == (3, 4, [2])
+    assert result.rewards_by_place() == {0: 0.0, 1: 1.0, 3: 3.0}
+    assert result.data_sha256 == sha256_of_prompts(evaluator.prompts)
+    assert "few: pass@4 cannot be computed" in " ".join(told.getvalue().split())
+    assert read_result(tmp_path / "eval" / "few" / "step_0.json") == result
 
 
 async def _hangs_on_2(prompt: Prompt, session: Session) -> Outcome:

@@ -116,6 +116,19 @@ def test_each_set_is_compared_with_its_like_and_other_settings_are_told() -> Non
     assert told[0].other_settings == ["eval.temperature"]
 
 
+def test_two_results_are_compared_on_the_prompts_that_both_were_scored_on() -> None:
+    whole = make_result(model="a", rewards=[1.0, 1.0, 0.0, 1.0])
+    three = make_result(model="b", rewards=[0.0, 1.0, 0.0], unscored=[1])
+    assert three.fingerprint == whole.fingerprint
+    for ones, others in ((whole, three), (three, whole)):
+        (told,) = compare_results([ones], [others])
+        difference = told.difference
+        better = (2, 1) if ones is whole else (1, 2)
+        assert (difference.num_prompts, told.num_left_out) == (3, 1)
+        assert (difference.num_a_better, difference.num_b_better) == better
+        assert "1 prompt is left out" in told.sentence
+
+
 def test_the_newest_result_is_taken_or_that_of_a_step(tmp_path: Path) -> None:
     for step in (3, 20):
         write_result(make_result(step=step), [], folder=tmp_path)
@@ -134,8 +147,9 @@ def _asked(folder: Path, against: SetResult) -> Any:
 def test_other_prompts_or_another_reward_are_refused_before_anything_starts(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(DataError, match="was evaluated on other prompts"):
-        _asked(tmp_path, make_result())
+    with pytest.raises(DataError, match="was evaluated on other prompts") as other:
+        _asked(tmp_path, make_result(rewards=[1.0], unscored=[0, 2]))
+    assert other.value.fixes[-1] == "--num-prompts 3"
     data = sha256_of_prompts([Prompt(index=0, token_ids=[], text="1?", label="1")])
     with pytest.raises(DataError, match="was scored with another reward") as refused:
         _asked(tmp_path, make_result(data=data, settings={"rollout.reward": "gsm8k"}))

@@ -66,6 +66,8 @@ def test_a_set_that_a_reward_model_scores_is_found_among_others(tmp_path: Path) 
     ("data", "ks", "evaluation", "refused"),
     [
         (["few.jsonl", "few=few.jsonl"], [], {}, "two sets have the name `few`"),
+        (["heldout.jsonl"], [], {}, "cannot have the name `heldout`"),
+        (["heldout=few.jsonl"], [], {}, "cannot have the name `heldout`"),
         (["no.jsonl"], [], {}, "there is no file"),
         ([], [], {}, "there are no prompts to evaluate on"),
         (["few.jsonl"], [8], {"samples_per_prompt": 4, "temperature": 1.0}, "pass@8 cannot"),

@@ -34,6 +34,8 @@ class SplitAsserts:
     judge_steps: list[Step] = field(default_factory=list)
     """Steps that run without the response. In a `judge` step, `values` maps a name to the step of
     `response_steps` that gives its value."""
+    modules: set[str] = field(default_factory=set)
+    """Names by which the tests import the response as a module."""
 
     @property
     def num_asserts(self) -> int:
@@ -107,9 +109,17 @@ class _Splitter:
             self.steps.response_steps.append({"do": text})
 
     def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
-        names = [alias.name for alias in statement.names]
-        module = statement.module or "" if isinstance(statement, ast.ImportFrom) else names[0]
+        if isinstance(statement, ast.Import) and len(statement.names) > 1:
+            for alias in statement.names:
+                self._import(ast.Import(names=[alias]))
+            return
+        is_module = isinstance(statement, ast.Import)
+        module = statement.names[0].name if is_module else statement.module or ""
         if module.split(".")[0] in _RESPONSE_MODULES:
+            if is_module and "." in module:
+                raise Ungradable(f"it imports {module}, but the response is a single module")
+            for alias in statement.names:
+                self._import_response(alias, is_module=is_module)
             return
         if module.split(".")[0] in _MISSING_MODULES:
             raise Ungradable(f"it imports {module}, which is not in the sandbox")
@@ -119,6 +129,18 @@ class _Splitter:
         self.steps.judge_steps.append(step)
         self.known |= writes
         self.bound |= writes
+
+    def _import_response(self, alias: ast.alias, *, is_module: bool) -> None:
+        """Give the response, or a name of it, the name by which the tests import it."""
+        name = alias.asname or alias.name
+        self.known.discard(name)  # a function `sum` of the response is not the built-in one
+        self.bound.discard(name)
+        if is_module:
+            self.steps.modules.add(name)
+            namespace = '__import__("types").SimpleNamespace(**globals())'
+            self.steps.response_steps.append({"do": f"{name} = {namespace}"})
+        elif name != alias.name:
+            self.steps.response_steps.append({"do": f"{name} = {alias.name}"})
 
     def _send(self, names: set[str]) -> None:
         """Send the tests' own values that a question needs. From then on the response may change
@@ -156,7 +178,7 @@ class _Splitter:
             }
         operands = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         if self._is_foreign(node) or (operands and all(map(self._is_foreign, operands))):
-            if isinstance(node, ast.Name) and node.id not in self.bound:
+            if self._is_of_response(node):
                 raise _UncalledFunction  # a function or class of the response as such
             if inner := names_read(node) & within - self.bound:
                 raise Ungradable(
@@ -179,6 +201,13 @@ class _Splitter:
             values.update(count[1])
             return self._question(node, values)
         return node
+
+    def _is_of_response(self, node: ast.AST) -> bool:
+        """Return True for a name that the response defines: `add`, `solution.add`."""
+        if isinstance(node, ast.Attribute):
+            module = node.value
+            return isinstance(module, ast.Name) and module.id in self.steps.modules - self.bound
+        return isinstance(node, ast.Name) and node.id not in self.bound
 
     def _is_foreign(self, node: ast.AST) -> bool:
         """Return True for a name of the response, or a chain of calls that begins with one."""

@@ -91,9 +91,17 @@ def names_of(tests: Tests) -> set[str]:
     if isinstance(tests, Programs):
         return set()
     asked = tests.split.response_steps
-    own = set().union(*(names_assigned(ast.parse(step["do"])) for step in asked if "do" in step))
-    values = [ast.parse(step["value"], mode="eval") for step in asked if "value" in step]
-    return set().union(*map(names_read, values)) - own - set(dir(builtins))
+    parts = [ast.parse(step["do"] if "do" in step else step["value"]) for step in asked]
+    own = set().union(*map(names_assigned, parts))
+    of_modules = {
+        node.attr
+        for part in parts
+        for node in ast.walk(part)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in tests.split.modules
+    }
+    return (set().union(*map(names_read, parts)) - own - set(dir(builtins))) | of_modules
 
 
 def _listed(value: object, name: str) -> list[Any]:
@@ -164,8 +172,8 @@ def _same_word(have: str, want: str) -> bool:
 
 def same_value(have: object, want: object) -> bool:
     """Compare a call's result, as the harness encodes it, with JSON: tuples and sets are lists
-    there; numbers with decimals may differ by the tolerance. Either may be alone in a list, as in
-    APPS."""
+    there, of which those of sets may be in any order; numbers with decimals may differ by the
+    tolerance. Either may be alone in a list, as in APPS."""
     return (
         _same(_plain(have), want, 0)
         or _same(_plain(have), [want], 0)
@@ -174,7 +182,8 @@ def same_value(have: object, want: object) -> bool:
 
 
 def _plain(value: object) -> object:
-    """Return the harness's JSON without its type names."""
+    """Return the harness's JSON without its type names; a set is a tuple, anything else that has
+    items a list."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if not isinstance(value, Mapping) or len(value) != 1:
@@ -186,7 +195,12 @@ def _plain(value: object) -> object:
         pairs = [one for one in items if isinstance(one, list) and len(one) == 2]
         return {_key(key): _plain(item) for key, item in pairs}
     plain = [_plain(item) for item in items]
-    return sorted(plain, key=repr) if name in ("set", "frozenset") else plain
+    return tuple(sorted(plain, key=_rank)) if name in ("set", "frozenset") else plain
+
+
+def _rank(value: object) -> tuple[int, float, str]:
+    """Return the key by which items of a set are sorted: numbers by size, others by their text."""
+    return (0, value, "") if isinstance(value, int | float) else (1, 0, repr(value))
 
 
 def _key(key: object) -> str:
@@ -197,6 +211,8 @@ def _key(key: object) -> str:
 def _same(have: object, want: object, depth: int) -> bool:
     if depth > MAX_DEPTH:
         return False
+    if isinstance(have, tuple) and isinstance(want, list):
+        return _same_in_any_order(have, want, depth)
     if isinstance(have, list) and isinstance(want, list):
         return len(have) == len(want) and all(
             _same(a, b, depth + 1) for a, b in zip(have, want, strict=True)
@@ -215,3 +231,18 @@ def _same(have: object, want: object, depth: int) -> bool:
     ):
         return math.isclose(have, want, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
     return have == want
+
+
+def _same_in_any_order(have: tuple[object, ...], want: list[object], depth: int) -> bool:
+    """Compare a set, whose items are sorted, with a list. Equal ones take one pass, as both are
+    sorted alike."""
+    left = sorted(want, key=_rank)
+    if len(have) != len(left):
+        return False
+    for item in reversed(have):
+        places = reversed(range(len(left)))
+        place = next((place for place in places if _same(item, left[place], depth + 1)), None)
+        if place is None:
+            return False
+        del left[place]
+    return True

@@ -21,6 +21,7 @@ from milescli.rollout.rewards.math.answer import (
     Text,
     Union,
     Value,
+    normalized_words,
     read,
 )
 
@@ -103,9 +104,15 @@ def equal(one: Answer, other: Answer) -> bool:
     if isinstance(one, Text) and isinstance(other, Text):
         return one.text == other.text
     if isinstance(one, Text | Value) and isinstance(other, Text | Value):
+        if _has_letters(one.text) and normalized_words(one.text) == normalized_words(other.text):
+            return True  # `May 5` is read as a value, but \text{May 5} as words
         letters = _letters(one.text)
         return letters.isalpha() and letters == _letters(other.text)
     return _equal_relations(one, other)
+
+
+def _has_letters(text: str) -> bool:
+    return any(sign.isalpha() for sign in text)
 
 
 def _are_coordinates(named: Several, tuple_: Bracketed) -> bool:

@@ -25,8 +25,10 @@ _WITH_TEXT = re.compile(
 )
 _CHOOSES = re.compile(
     rf"\b(?:{_OPTION}\s+)?\(?([A-Z])\)?(?:[.:)][^.\n]{{1,80}}?)?\s+"
-    r"(?:is|would be|must be)\s+(?:the\s+)?(?:only\s+)?(?:best|right|correct)\b(?![^.\n]*\?)"
+    r"(?:is|would be|must be)\s+(?:the\s+)?(?:only\s+)?(?:best|right|correct)\b"
 )
+_SENTENCE = re.compile(r"[^.\n]+")
+_RIGHT = re.compile(r"\b(?:best|right|correct)\b")
 _LEADS = re.compile(
     r"(?:(?:so|thus|hence|therefore|then|clearly|it(?:['’]s| is)|i(?:['’]d| would| will)?\s+"  # noqa: RUF001
     r"(?:choose|pick|select|say|go with|go for))\b[\s,:]*)+",
@@ -107,12 +109,19 @@ def _sentences(text: str) -> Iterator[frozenset[str] | None]:
     headings = [_letters(heading[1]) for heading in _HEADING.finditer(text)]
     plain = _HEADING.sub(r"\1", without_markdown(text)).strip()
     yield _stated_choice(plain)
-    if chooses := list(_CHOOSES.finditer(plain)):
+    if chooses := list(_CHOOSES.finditer(_SENTENCE.sub(_without_question, plain))):
         yield None if _DENIES.search(chooses[-1][0]) else frozenset(chooses[-1][1])
     yield next((letters for letters in reversed(headings) if letters), None)
     first, _, below = plain.partition("\n")
     yield _letters(plain.rpartition("\n")[2])
     yield _letters(first) if below else None
+
+
+def _without_question(sentence: re.Match[str]) -> str:
+    """Return a sentence in which nothing before a question mark is called correct; as long as
+    before."""
+    asked, mark, rest = sentence[0].rpartition("?")
+    return _RIGHT.sub(lambda word: "_" * len(word[0]), asked) + mark + rest
 
 
 def _stated_choice(text: str) -> frozenset[str] | None:

@@ -31,6 +31,7 @@ from milescli.rollout.rewards.code.label_tests import (
         ({"asserts": ["for i in range(3):\n    assert f(i)"]}, "inside of `for i in range"),
         ({"asserts": ["assert all(f(i) for i in range(3))"]}, "inside of a loop"),
         ({"asserts": ["import pytest\nassert f(1)"]}, "not in the sandbox"),
+        ({"asserts": ["import solution.tree\nassert f(1)"]}, "single module"),
     ],
 )
 def test_a_label_that_cannot_be_graded_says_why(label: dict[str, Any], why: str) -> None:
@@ -56,6 +57,8 @@ def test_only_the_questions_go_to_the_code() -> None:
         ({"inputs": ["1"], "outputs": ["1"]}, set()),
         ({"fn_name": "add", "inputs": [[1]], "outputs": [1]}, {"add"}),
         ({"asserts": ["x = [1]\nassert len(add(x)) == 1", "assert Box(2).area"]}, {"add", "Box"}),
+        ({"asserts": ["import solution as s, math\nassert s.add(1)"]}, {"add"}),
+        ({"asserts": ["from main import add as plus\nassert plus(1)"]}, {"add"}),
     ],
 )
 def test_a_label_says_which_names_the_code_defines(label: dict[str, Any], names: set[str]) -> None:
@@ -85,6 +88,11 @@ def test_output_is_compared_by_lines(printed: str, expected: str, same: bool) ->
         (True, 1, False),
         (1, 1.0, True),
         ({"tuple": [1, {"set": [2]}]}, [1, [2]], True),
+        ({"set": [10, 2, 1]}, [1, 2, 10], True),
+        ({"set": [10, 2, 1]}, [1, 2, 11], False),
+        ({"set": [1]}, [1, 1], False),
+        ({"frozenset": [0.3, {"tuple": ["b", 1]}, "a"]}, ["a", ["b", 1], 0.3000000001], True),
+        ([10, 2, 1], [1, 2, 10], False),
         ({"dict": [[1, "a"]]}, {"1": "a"}, True),
         ([1], 1, True),
         ({"dict": 5}, {}, False),

@@ -99,6 +99,13 @@ CLASS = "class S:\n    def __init__(s): s.x = []\n    def push(s, v): s.x.append
         ("def f(x): x.sort()", ["data = [2, 1]\nf(data)\nassert data == [1, 2]"]),
         (CLASS, ["def test_it():\n    s = S()\n    s.push(1).push(2)\n    assert s.x == [1, 2]"]),
         (CLASS, ["from solution import S\nassert not S().x", "assert len(S().push(1).x) == 1"]),
+        ("def f(x): return x", ["import solution\nassert solution.f(2) == 2"]),
+        ("def f(x): return x", ["import math, main as m\nassert list(map(m.f, [2])) == [2]"]),
+        (
+            "def f(x): return x",
+            ["from solution import f as g\ndef f(x): return 3\nassert g(2) == 2"],
+        ),
+        ("def sum(x): return -1", ["from main import sum\nassert sum([2]) == -1"]),
     ],
 )
 def test_asserts_hold_of_right_code_and_of_no_other(response: str, asserts: list[str]) -> None:

@@ -3,6 +3,8 @@ r"""Answers that are not equal: `one ~ other` on each line. Read by test_math_pa
 # ruff: noqa: RUF001
 UNEQUAL = r"""
 5,5 ~ 5
+\text{May 5} ~ May 6
+\text{x-1} ~ x+1
 7 or 8 ~ 7
 7 or 8 ~ 8
 7, 8 ~ 7

@@ -125,6 +125,7 @@ x ≥ 2 ~ [2, \infty)
 (B) ~ B
 \text{Yes} ~ yes
 \text{DNE} ~ DNE
+\text{May 5} ~ May 5
 x=2, y=3 ~ y=3, x=2
 \text{even} ~ even
 −5 ~ -5

@@ -38,6 +38,8 @@ def _grade(response: str, label: str = "B") -> float:
         "The best choice is B since it fits",
         "Option B is correct",
         "A is wrong. B is the correct answer.",
+        "Is A correct, or A is right? B is the correct one.",
+        "Is A correct, or A is correct " * 10_000 + "?\nB is correct",
         "B, Paris.",
         "### B",
         r"\(B\)",
