@@ -21,6 +21,8 @@ are padded to a rectangle; at most 1 / 0.7."""
 IMBALANCE = 1.5
 """Tokens of the busiest expert rank divided by the mean over ranks, over a whole model: an
 estimate."""
+INDEXED_QUERIES = 128
+"""Queries for which an indexer scores all positions at a time."""
 _CHUNK = 64
 """Positions of a chunk of linear attention and of Mamba-2."""
 
@@ -32,6 +34,8 @@ class Packing:
     fill: float = FILL
     """1.0: all sequences of a row are equally long, so that no tensor is rearranged."""
     imbalance: float = IMBALANCE
+    longest: int = 0
+    """Tokens of the longest sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,11 +235,14 @@ def _latent_bytes(
     saved = (
         packing.fill * (2 * wide + 2 * wide * layout.cp) + heads * mla.v_head_dim + latents * share
     )
-    if facts.indexer:
-        saved += (
-            packing.fill * facts.indexer.topk
-        )  # which positions each query looks at, of a sequence about as long
-    return saved * size + 4 * (heads * packing.fill + 2), 3 * wide * size
+    chosen = chosen_at_once = 0
+    if facts.indexer and packing.longest > facts.indexer.topk:
+        chosen = packing.longest  # which positions each query looks at
+        chosen_at_once = 4 * INDEXED_QUERIES * facts.indexer.num_heads
+    return (
+        saved * size + packing.fill * chosen + 4 * (heads * packing.fill + 2),
+        max(3 * wide * size, chosen_at_once + 2 * chosen),
+    )
 
 
 def _indexer_bytes(indexer: Indexer, *, size: int, packing: Packing) -> float:
@@ -273,8 +280,9 @@ def _compressed_bytes(
             saved += _indexer_bytes(facts.indexer, size=size, packing=packing)
             own = facts.indexer.head_dim * (3 * size + per_channel)
             saved += packing.fill * (own + facts.indexer.num_heads * size)
-        # which entries each query sees, of a sequence about as long
-        chosen = facts.indexer.topk if facts.indexer else 0
+        entries = packing.longest / sizes.sparse_rate
+        # which entries each query sees
+        chosen = entries if facts.indexer and entries > facts.indexer.topk else 0
         saved += packing.fill * (made + chosen)
     elif layer.compression == "heavy":
         made = 2 * dim * size + dim * (4 + size * copies) + 2 * dim / sizes.heavy_rate * size

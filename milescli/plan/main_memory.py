@@ -371,7 +371,7 @@ def _load(
         takes_copies=recipe.fault.copy_every > 0,
         sleeps=False,
         bucket_bytes=0,
-        packing=Packing(imbalance=recipe.train.expert_imbalance),
+        packing=Packing(imbalance=recipe.train.expert_imbalance, longest=recipe.longest_sequence),
         on_host=True,
         sent_copies=kept_bytes,
         fused_swiglu=size == 4 or is_exact,

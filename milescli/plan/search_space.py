@@ -157,7 +157,7 @@ def search_space(
             sent_copies=sent_copies(recipe, memory, colocated=colocated),
             sleeps=shared,
             bucket_bytes=bucket,
-            packing=Packing(imbalance=train.expert_imbalance),
+            packing=Packing(imbalance=train.expert_imbalance, longest=recipe.longest_sequence),
             efficiency=reaches,
             **recipe_load_fields(recipe),
         ),

@@ -3,6 +3,7 @@ downloads them, and joins them to one file. Never runs code of a data set."""
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -238,14 +239,17 @@ def _by_name(paths: Sequence[str]) -> Splits:
     return splits
 
 
-def _form_of(pattern: str) -> re.Pattern[str]:
-    """Return the expression for a pattern of the hub, in which `*` does not match a slash."""
-    from fsspec.utils import glob_translate
-
-    try:
-        return re.compile(glob_translate(pattern))
-    except ValueError:  # such as `**.csv`, with which the hub reads nothing, too
-        return re.compile(re.escape(pattern) + r"\Z")
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return True if the parts of a path match those of a pattern of the hub: `*` stays within a
+    part, and `**` stands for any number of folders."""
+    if not pattern:
+        return not names
+    first, *rest = pattern
+    if first == "**" and _matches(names, rest):
+        return True
+    if not names or not fnmatch.fnmatchcase(names[0], first):
+        return False
+    return _matches(names[1:], pattern if first == "**" else rest)
 
 
 def _declared(card: str, paths: Sequence[str]) -> Splits:
@@ -261,8 +265,10 @@ def _declared(card: str, paths: Sequence[str]) -> Splits:
             else str(config.get("config_name", DEFAULT))
         )
         for split, patterns in _patterns(config.get("data_files")):
-            forms = [_form_of(pattern) for pattern in patterns]
-            files = [path for path in paths if any(form.match(path) for form in forms)]
+            wanted = [pattern.split("/") for pattern in patterns]
+            files = [
+                path for path in paths if any(_matches(path.split("/"), one) for one in wanted)
+            ]
             if files:
                 splits.setdefault(subset, {}).setdefault(split, []).extend(files)
     return splits

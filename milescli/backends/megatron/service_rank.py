@@ -28,7 +28,13 @@ class _Client:
     state: Snapshot
     """Matrices, moments and random state at the end of the client's last turn."""
     gradients: list[torch.Tensor] | None = None
-    """[buffers] sums of gradients since its last step; None if there are none."""
+    """[buffers] sums of gradients since its last step; None if there are none. On the device in
+    the client's turn."""
+
+    def move_gradients(self, device: torch.device) -> None:
+        """Move the gradients, if there are any."""
+        if self.gradients is not None:
+            self.gradients = [each.to(device) for each in self.gradients]
 
 
 class ServiceRank(TrainerRank):
@@ -62,6 +68,7 @@ class ServiceRank(TrainerRank):
         self._leave()
         if (known := self._clients.get(adapter)) is not None:
             known.state.restore()
+            known.move_gradients(self.device)
         else:
             self._fresh.restore()
             self._clients[adapter] = _Client(state=self._new_snapshot())
@@ -70,6 +77,7 @@ class ServiceRank(TrainerRank):
     def _leave(self) -> None:
         if self._active is not None:
             self._client.state.take()
+            self._client.move_gradients(torch.device("cpu"))
             self._active = None
 
     @property

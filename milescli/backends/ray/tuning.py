@@ -136,14 +136,16 @@ def _to_set_values(dimensions: Sequence[Dimension], drawn: Mapping[str, Any]) ->
 
 def _from_set_values(dimensions: Sequence[Dimension], settings: Settings) -> dict[str, Any]:
     """Invert `_to_set_values`; rounded numbers stay within their range."""
-    return {
-        one.key: settings[one.key]
-        if not one.is_range
-        else int(settings[one.key])
-        if one.kind == "randint"
-        else min(max(float(settings[one.key]), one.low), one.high)
-        for one in dimensions
-    }
+    return {one.key: _within_range(one, settings[one.key]) for one in dimensions}
+
+
+def _within_range(one: Dimension, value: Any) -> Any:
+    """Return the value of a dimension; for a range, the nearest number in it."""
+    if not one.is_range:
+        return value
+    if one.kind == "randint":
+        return min(max(int(value), int(one.low)), int(one.high) - 1)
+    return min(max(float(value), one.low), one.high)
 
 
 class _Optuna(Searcher):
@@ -273,6 +275,9 @@ class Population(Scheduler):
         for member in self._members.by_number.values():
             if (donor := member.taken_from) is not None:
                 member.taken_from = None
+                # Tune multiplies numbers, and exchange after exchange would leave the ranges
+                for one in self._dimensions:
+                    member.config[one.key] = _within_range(one, member.config[one.key])
                 settings = _to_set_values(self._dimensions, member.config)
                 yield Exchange(number=member.number, donor=donor, settings=settings)
 

@@ -55,6 +55,7 @@ ONE = [
     layout_case("gemma4", "gemma4", train=_CALM),
     layout_case("nemotron", "nemotron"),
     layout_case("latent", "latent"),
+    layout_case("minimax", "minimax"),
     layout_case("sparse", "sparse"),
     layout_case("v4", "v4"),
     layout_case("next-r3", "next", replay=True, train=_CALM),
@@ -129,6 +130,7 @@ TWO = [
         train={"recompute": "full"},
     ),
     layout_case("nemotron pp2 uneven", "nemotron", pp=2),
+    layout_case("minimax tp2 sp etp2", "minimax", tp=2, etp=2, sequence_parallel=True),
     layout_case("latent tp2 sp ep2", "latent", tp=2, ep=2, sequence_parallel=True),
     layout_case("latent cp2 ep2", "latent", cp=2, ep=2),
     layout_case(

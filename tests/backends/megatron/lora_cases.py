@@ -25,6 +25,8 @@ names. (gpt-oss is in bfloat16 unless its config says otherwise, and merging rou
 
 
 SHARED = {"lora": {"rank": 4, "experts": "shared_outer"}}
+_QUERIES = {"lora": {"rank": 4, "targets": ["q_proj", "v_proj"]}}
+"""Of a hybrid model, whose first stage then has no adapter."""
 
 
 def _case(name: str, *, train: dict | None = None, **layout: object) -> dict:
@@ -36,6 +38,7 @@ LORA = {
     "one": [
         *(_case(f"lora-{kind}") for kind in ("dense", "moe", "delta", "latent")),
         _case("lora-moe-shared", train=SHARED),
+        _case("lora-nemotron", train=_QUERIES),
     ],
     "two": [
         _case("lora-dense tp2", tp=2),
@@ -49,6 +52,7 @@ LORA = {
         _case("lora-moe-shared tp2 sp etp2", train=SHARED, tp=2, etp=2, sequence_parallel=True),
         _case("lora-delta tp2", tp=2),
         _case("lora-latent tp2 sp ep2", tp=2, ep=2, sequence_parallel=True),
+        _case("lora-nemotron pp2", train=_QUERIES, pp=2),
     ],
 }
 """By world."""

@@ -7,6 +7,7 @@ import hashlib
 import torch
 
 from milescli.backends.megatron.layers.grouped_experts import GroupedExperts
+from milescli.backends.megatron.state import snapshot
 from tests.backends.megatron.harness import policy_shard, scores_everywhere, trainer
 from tests.backends.megatron.latent_models import LATENT
 from tests.backends.megatron.shard_cases import shard_checksums
@@ -54,6 +55,22 @@ def case(name: str, model: str, form: str | None, **options: object) -> dict:
         "train": train,
         "looped": looped,
     }
+
+
+def reference_steps(
+    *, rank: int, size: int, port: int, model: str, form: str, copies: bool
+) -> list[tuple[float, float]]:
+    """Losses and gradient norms of steps with a KL term. `copies`: the reference is copied to where
+    the policy's weights were, as on a device."""
+    if copies:
+        snapshot._is_on_host = lambda parameters: False
+    formats = {"trainer_format": form, "engine_format": form, "quantises_inputs": False}
+    world = {"rank": rank, "size": size, "port": port, "layout": {}}
+    made = trainer(model=model, train={"kl_coef": 0.1}, formats=formats, **world)
+    made.freeze_reference()
+    reports = [made.step(policy_shard(made, step), 3e-2).report for step in range(2)]
+    made.close()
+    return [(each.loss, each.grad_norm) for each in reports]
 
 
 def sha256_of(tensor: torch.Tensor) -> str:

@@ -31,7 +31,7 @@ def planned(case: MemoryCase) -> list[TrainerBytes]:
         keeps_reference=False,
         sleeps=False,
         bucket_bytes=0,
-        packing=Packing(fill=1.0, imbalance=1.0),
+        packing=Packing(fill=1.0, imbalance=1.0, longest=case.tokens),
         on_host=True,
         fused_swiglu=case.precision == "fp32",
     )

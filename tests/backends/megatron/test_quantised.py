@@ -153,6 +153,17 @@ def test_the_inputs_of_experts_computed_together_are_rounded(one: world.Results)
     assert apart("grouped inputs", "looped inputs") < rounded / 2
 
 
+def test_a_reference_that_is_copied_in_is_never_taken_for_the_policy(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    given = {"call": "reference_steps", "model": str(folders["dense"]), "form": "fp8"}
+    pointed, copied = (
+        world.run_world(1, [{"name": "kl", **given, "copies": copies}], tmp_path / f"{copies}")
+        for copies in (False, True)
+    )
+    assert pointed["kl"] == copied["kl"]
+
+
 def test_experts_beside_which_adapters_stand_are_computed_in_a_loop(one: world.Results) -> None:
     assert one["grouped lora"]["grouped"] == {False}
 

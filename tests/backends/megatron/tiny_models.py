@@ -104,6 +104,14 @@ MODELS = {
         "moe_shared_expert_intermediate_size": 28,
         "moe_latent_size": 12,
     },
+    "minimax": {
+        **DENSE,
+        "model_type": "minimax_m2",
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "delta": {
         **DENSE,
         "model_type": "qwen3_5_text",

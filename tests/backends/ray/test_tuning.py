@@ -97,6 +97,21 @@ def test_the_worst_of_a_population_copies_the_best_when_all_are_there() -> None:
     assert trials.next() in (1, 2, 3, 4)
 
 
+def test_exchanged_numbers_stay_in_their_ranges() -> None:
+    for seed in range(20):
+        trials = Population(ALL, max_steps=30, rung_steps=10, seed=seed)
+        for number in (1, 2, 3, 4):
+            highest = {one.key: one.high if one.is_range else one.values[0] for one in ALL}
+            whole = {one.key: int(one.high) - 1 for one in ALL if one.kind == "randint"}
+            settings = {key: str(value) for key, value in {**highest, **whole}.items()}
+            trials.add(number, settings)
+            trials.judge(number, step=10, accuracy=number / 10)
+        [exchange] = trials.exchanges()
+        for one in ALL:
+            if one.is_range:
+                assert one.low <= float(exchange.settings[one.key]) <= one.high
+
+
 def test_a_population_goes_on_without_a_trial_that_ended() -> None:
     trials = population(trials=3)
     for number in (2, 3):

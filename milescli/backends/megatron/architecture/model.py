@@ -84,7 +84,8 @@ def build_config(
         "normalization": "RMSNorm",
         "layernorm_epsilon": facts.norm_eps,
         "add_qkv_bias": facts.qkv_bias,
-        "qk_layernorm": facts.qk_norm,
+        # Megatron sums these norms' gradients over ranks, where those over heads hold parts
+        "qk_layernorm": facts.qk_norm and not facts.qk_norm_over_heads,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "calculate_per_token_loss": True,

@@ -27,6 +27,8 @@ from milescli.backends.megatron.layers.rope import Angles, rotate
 from milescli.models.facts import Indexer as Sizes
 from milescli.models.facts import ModelFacts
 
+QUERIES = 128
+"""Queries whose scores are computed at a time."""
 Choice = dict[int, torch.Tensor]
 """id of a grid of the row -> [N, 1, Q, K] bool, True where a query looks at a key"""
 
@@ -279,8 +281,8 @@ def _choose(
     sizes: Sizes,
 ) -> torch.Tensor:
     """Return the chosen positions, [N, Q, heads, d], [N, Q, d], [N, Q, heads] -> [N, 1, Q, Q] bool.
-    One sequence at a time: that bounds the memory for the scores of all heads, and the choice among
-    equal scores must not depend on the other sequences."""
+    Some queries of one sequence at a time: that bounds the memory for the scores of all heads, and
+    the choice among equal scores must not depend on the other sequences."""
     longest = query.shape[1]
     causal = torch.ones(longest, longest, dtype=torch.bool, device=query.device).tril()
     visible = causal.repeat(len(query), 1, 1, 1)
@@ -288,15 +290,17 @@ def _choose(
         if length <= sizes.topk:
             continue
         q, k, w = (part[number, :length] for part in (query, key, weights))
-        # [Q, heads, K]
-        logits = index_logits(q, k).relu_()
-        scores = (
-            (w.unsqueeze(1) @ logits)
-            .squeeze(1)
-            .masked_fill_(~causal[:length, :length], float("-inf"))
-        )
-        best = torch.zeros_like(scores, dtype=torch.bool).scatter_(
-            -1, scores.topk(sizes.topk, dim=-1).indices, True
-        )
-        visible[number, 0, :length, :length] &= best
+        for first in range(0, length, QUERIES):
+            at = slice(first, min(first + QUERIES, length))
+            # [Q, heads, K]
+            logits = index_logits(q[at], k).relu_()
+            scores = (
+                (w[at].unsqueeze(1) @ logits)
+                .squeeze(1)
+                .masked_fill_(~causal[at, :length], float("-inf"))
+            )
+            best = torch.zeros_like(scores, dtype=torch.bool).scatter_(
+                -1, scores.topk(sizes.topk, dim=-1).indices, True
+            )
+            visible[number, 0, at, :length] &= best
     return visible

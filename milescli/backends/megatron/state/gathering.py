@@ -78,17 +78,16 @@ def merged_buckets(
 def dtypes_of(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:
     """Return Megatron name -> dtype in memory, over all ranks: that of the model, except for a few
     weights in float32. Collective."""
-    usual, _ = Counter(weight.parameter.dtype for weight in weights).most_common(1)[0]
-    apart = {
-        weight.entry.megatron: weight.parameter.dtype
-        for weight in weights
-        if weight.parameter.dtype != usual
-    }
+    own = {weight.entry.megatron: weight.parameter.dtype for weight in weights}
+    [(usual, _)] = Counter(own.values()).most_common(1) or [(None, 0)]
+    apart = {name: dtype for name, dtype in own.items() if dtype != usual}
     everywhere: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, (usual, apart))
-    dtypes: defaultdict[str, torch.dtype] = defaultdict(lambda: usual)
-    for usual_there, apart_there in everywhere:
-        assert usual_there == usual, f"ranks hold the model in {usual} and {usual_there}"
+    # a stage none of whose layers has an adapter holds nothing
+    held = {usual_there for usual_there, _ in everywhere} - {None}
+    assert len(held) == 1, f"ranks hold the model in {held}"
+    dtypes: defaultdict[str, torch.dtype] = defaultdict(lambda: next(iter(held)))
+    for _, apart_there in everywhere:
         dtypes.update(apart_there)
     return dtypes
 

@@ -31,7 +31,8 @@ class HostAdamW(torch.optim.AdamW):
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
-                host, device = self.copies.get(weight, (weight.detach().to(_HOST), weight.detach()))
+                pair = self.copies.get(weight)
+                host, device = pair or (weight.detach().to(_HOST), weight.detach())
                 self._update(host, weight.grad.to(_HOST), self.moments(weight), group)
                 if device.data_ptr() != host.data_ptr():
                     device.copy_(host)

@@ -59,7 +59,7 @@ class Reference:
                 fix="--set train.kl_coef=0",
             )
         parameters = self._trained()
-        if all(parameter.device.type == "cpu" for parameter in parameters):
+        if _is_on_host(parameters):
             own = [parameter.data for parameter in parameters]
             _point_at(parameters, self._frozen)
             try:
@@ -74,8 +74,13 @@ class Reference:
                 parameter.copy_(frozen, non_blocking=True)
             yield
         finally:
+            release_state()  # the policy's weights come back to where the reference's were
             for parameter, saved in zip(parameters, current, strict=True):
                 parameter.copy_(saved)
+
+
+def _is_on_host(parameters: Sequence[torch.nn.Parameter]) -> bool:
+    return all(parameter.device.type == "cpu" for parameter in parameters)
 
 
 def _point_at(parameters: Sequence[torch.nn.Parameter], tensors: Sequence[torch.Tensor]) -> None:
