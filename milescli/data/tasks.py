@@ -146,7 +146,7 @@ def _number_of(value: object) -> object:
     objects."""
     to_plain = getattr(value, "tolist", None)
     if not callable(to_plain):
-        raise TypeError(f"{type(value).__name__} is no text, number, list or mapping")
+        raise TypeError(f"{type(value).__name__} is not a text, number, list or mapping")
     return to_plain()
 
 
