@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -57,7 +58,8 @@ def import_(
     from milescli.recipe.imports.write import import_files
 
     output: Output = context.obj
-    is_word = {one: "=" in one and not Path(one).expanduser().exists() for one in files}
+    # of os.path, which takes what is no possible path for one that does not exist
+    is_word = {one: "=" in one and not os.path.exists(os.path.expanduser(one)) for one in files}
     paths = [Path(one).expanduser() for one in files if not is_word[one]]
     if not paths:
         raise typer.BadParameter("name at least one file")

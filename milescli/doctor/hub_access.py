@@ -93,14 +93,25 @@ def check_hub(
     )
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, and sends the token to no other host than the one that was asked."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        """Called by urllib."""
+        following = super().redirect_request(req, fp, code, msg, headers, newurl)
+        before, after = map(urlsplit, (req.full_url, newurl))
+        if following and (before.scheme, before.netloc) != (after.scheme, after.netloc):
+            following.remove_header("Authorization")
+        return following
+
+
 def _request_status(url: str, token: str | None) -> int:
     """Return the status of the response. Raises OSError if there is none, or only that of a proxy
     or gateway that does not reach the hub."""
     try:
-        request = urllib.request.Request(url)
-        if token:
-            request.add_unredirected_header("Authorization", f"Bearer {token}")
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT_S) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         if error.code in NO_HUB:

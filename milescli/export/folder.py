@@ -306,14 +306,20 @@ def _remove_abandoned(part: Path) -> None:
 
 def refuse_existing(out: Path) -> None:
     """Raise CheckpointError if there is a file or a folder with content at `out`."""
-    if out.exists() and (
-        not out.is_dir() or any(not one.name.startswith(_PART) for one in out.iterdir())
-    ):
-        raise CheckpointError(
-            f"{out} already exists",
-            why="an export never overwrites existing files",
-            fix=[shlex.join(["--to", f"{out}-2"]), shlex.join(["mv", f"{out}", f"{out}.old"])],
-        )
+    if not out.exists() or (out.is_dir() and not any(map(_is_content, out.iterdir()))):
+        return
+    is_mount = os.path.ismount(out)
+    other = shlex.join(["--to", str(out / "model") if is_mount else f"{out}-2"])
+    raise CheckpointError(
+        f"{out} already exists",
+        why="an export never overwrites existing files",
+        fix=[other] if is_mount else [other, shlex.join(["mv", f"{out}", f"{out}.old"])],
+    )
+
+
+def _is_content(entry: Path) -> bool:
+    """Return False for what an unfinished export left, and for what an empty disk has."""
+    return not entry.name.startswith(_PART) and entry.name != "lost+found"
 
 
 def _plan(

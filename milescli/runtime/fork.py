@@ -155,7 +155,7 @@ def _write_fork(
     recipe, start = resolved_yaml(loaded), shared[0]
     part = run.path / ".recipe.yaml.fork"
     part.write_text(recipe, encoding="utf-8")
-    links = _Links()
+    links = _Links(trunk)
     for one in shared:
         _share_checkpoint(one, run, recipe=recipe, links=links)
     for folder in trunk.path.iterdir():
@@ -217,7 +217,8 @@ def _share_checkpoint(one: StoredCheckpoint, run: RunDir, *, recipe: str, links:
 class _Links:
     """Makes hard links to files, and counts their bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, trunk: RunDir) -> None:
+        self._trunk = trunk.path.resolve()
         self.linked_bytes = self.copied_bytes = 0
 
     def share(self, files: Iterable[Path], folder: Path, target: Path) -> None:
@@ -227,11 +228,10 @@ class _Links:
             new = target / file.relative_to(folder)
             new.parent.mkdir(parents=True, exist_ok=True)
             if file.is_symlink():
-                target_file = file.resolve()
-                if folder.resolve() not in target_file.parents:  # it stays where it is
-                    new.symlink_to(target_file)
+                file = file.resolve()
+                if self._trunk not in file.parents:  # it stays when the trunk is removed
+                    new.symlink_to(file)
                     continue
-                file = target_file
             try:
                 os.link(file, new)
                 self.linked_bytes += new.stat().st_size

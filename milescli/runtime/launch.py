@@ -4,6 +4,7 @@ called from another folder."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -115,13 +116,15 @@ _KEYS = frozenset(
         "vocabulary",
         "corpus",
         "chat_template",
+        "judge.prompt",
+        "code.packages",
         "speculative.model",
         "harbor.tasks",
         "policy",
     )
 )
 """Ends of the keys that may name a local file or folder."""
-_NO_FILES = {"chat_template": (AUTO, RAW, CHATML)}
+_NO_FILES = {"chat_template": (AUTO, RAW, CHATML), "packages": ("own",)}
 """Values that name no file, even if there is one of that name."""
 
 
@@ -160,7 +163,8 @@ def _absolute(text: str, *, key: str) -> str:
         file = parse_file_name(text, key=key)
     except MilesError:
         return text  # refused with its key where it is read
-    path = Path(file.name).expanduser()
-    if (path.is_absolute() and file.name == str(path)) or not path.exists():
+    # of os.path, which takes what is no possible path for one that does not exist
+    path = Path(os.path.expanduser(file.name))
+    if (path.is_absolute() and file.name == str(path)) or not os.path.exists(path):
         return text
     return replace(file, name=str(path.absolute())).spelled()

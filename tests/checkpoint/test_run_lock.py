@@ -50,6 +50,7 @@ def test_a_file_system_without_locks_is_named(
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(MachineError, match="has no locks"), run_lock.lock(RunDir(tmp_path)):
         pass
+    assert not is_locked(RunDir(tmp_path)), "a run that was copied there can be looked at"
 
 
 @pytest.fixture

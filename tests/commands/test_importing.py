@@ -26,6 +26,8 @@ def test_a_file_is_none_of_the_words_of_a_command_line(miles: Miles, script: str
     said = miles("import", script, "actor_rollout_ref.actor.optim.lr=4e-6")
     assert said.code == 0, said.err
     assert "lr: 4" in said.out and "Qwen/Qwen3-0.6B" in said.out
+    for word in ("~trainer.foo=1", f"data.system_prompt={'word ' * 60}"):
+        assert miles("import", script, word).code == 0
 
 
 def test_a_recipe_is_written_below_a_folder_that_exists(miles: Miles, script: str) -> None:

@@ -108,6 +108,25 @@ def test_a_host_to_which_the_hub_redirects_gets_no_token(monkeypatch: pytest.Mon
     assert got == [("/api/whoami-v2", f"Bearer {GOOD}"), ("/elsewhere", None)]
 
 
+def test_a_repository_that_was_renamed_is_asked_for_with_the_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    got = list[tuple[str, str | None]]()
+
+    def redirect(self: _Hub) -> None:
+        is_new = self.path.startswith("/new")
+        got.append((self.path, self.headers.get("Authorization")))
+        self.send_response(200 if is_new else 307)
+        self.send_header("Location", "/new")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    monkeypatch.setattr(_Hub, "do_GET", redirect)
+    with _hub() as environ:
+        check_hub(None, environ=environ, token=GOOD)
+    assert got == [("/api/whoami-v2", f"Bearer {GOOD}"), ("/new", f"Bearer {GOOD}")]
+
+
 def test_a_hub_that_is_not_there_fails_only_recipes_that_need_it(tmp_path: Path) -> None:
     environ = {"HF_ENDPOINT": NOWHERE}
     finding = check_hub(_recipe("org/open"), environ=environ, token=GOOD)[0]

@@ -388,6 +388,9 @@ def test_a_target_that_is_used_and_a_disk_that_is_small_are_refused(
     (tmp_path / "out" / "mine").write_text("x")
     with pytest.raises(CheckpointError, match="already exists"):
         export(tmp_path, QWEN3, "bf16")
+    (tmp_path / "out" / "mine").rename(tmp_path / "out" / "lost+found")
+    with atomic_folder(tmp_path / "out") as part:  # as an empty disk has it
+        (part / "config.json").touch()
     shutil.rmtree(tmp_path / "out")
     monkeypatch.setattr(
         shutil, "disk_usage", lambda path: namedtuple("Usage", "total used free")(10, 9, 1)

@@ -36,8 +36,9 @@ def trunk(tmp_path: Path) -> RunDir:
         (folder / "some").write_text("of the trunk")
     (run.journal_dir / "collector-0").mkdir()
     (run.journal_dir / "collector-0" / "1.journal").write_text("of another process")
-    os.symlink("../model/some", run.own_model_dir / "linked")
-    os.symlink(tmp_path / "outside", run.own_model_dir / "outside")
+    run.critic_model_dir.mkdir()
+    os.symlink("../model/some", run.critic_model_dir / "linked")
+    os.symlink(tmp_path / "outside", run.critic_model_dir / "outside")
     (tmp_path / "outside").write_text("of nobody's run")
     run.events_file.write_text("")
     run.tracking_id()
@@ -56,9 +57,9 @@ def test_a_fork_shares_the_checkpoint_and_outlives_its_trunk(trunk: RunDir) -> N
     assert made.linked_bytes == 1000 + 2 * len("of the trunk") and made.copied_bytes == 0
     shutil.rmtree(trunk.path)
     assert CheckpointStore(made.run.checkpoints).find(None).step == 3
-    for name in ("some", "linked"):
-        assert (made.run.own_model_dir / name).read_text() == "of the trunk"
-    assert (made.run.own_model_dir / "outside").is_symlink()
+    for file in (made.run.own_model_dir / "some", made.run.critic_model_dir / "linked"):
+        assert file.read_text() == "of the trunk"
+    assert (made.run.critic_model_dir / "outside").is_symlink()
     journal = made.run.journal_dir / "collector-0" / "1.journal"
     assert journal.read_text() == "of another process"
     assert load_resolved(made.run.recipe_file).recipe.run.name == "branch"

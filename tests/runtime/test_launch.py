@@ -190,11 +190,12 @@ def test_files_of_templates_drafts_tasks_and_roles_are_made_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("chat.jinja", "draft", "tasks", "old", "none", "judge"):
+    for name in ("chat.jinja", "draft", "tasks", "old", "none", "judge", "j.md"):
         (tmp_path / name).write_text("")
     sets = [
         *("data.chat_template=chat.jinja", "rollout.harbor.tasks=tasks"),
         *("rollout.speculative={kind: draft, model: draft}", "rollout.judge.model=judge"),
+        *("rollout.judge.prompt=j.md", "rollout.code.packages=own"),
         *("rollout.agent=multi_agent", "rollout.roles={a: {}, b: {policy: old}}"),
     ]
     loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
@@ -202,6 +203,7 @@ def test_files_of_templates_drafts_tasks_and_roles_are_made_absolute(
     named = (anchored.data.chat_template, rollout.speculative.model, rollout.harbor.tasks)
     assert named == tuple(str(tmp_path / name) for name in ("chat.jinja", "draft", "tasks"))
     assert rollout.roles["b"].policy == str(tmp_path / "old")
+    assert rollout.judge.prompt == str(tmp_path / "j.md") and rollout.code.packages == "own"
     assert rollout.roles["a"].policy is None and rollout.judge.model == "judge"
     sets = ["data.chat_template=none"]
     loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)

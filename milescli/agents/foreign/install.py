@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -84,7 +85,10 @@ def _make_empty_folder(package: Package) -> None:
             raise MachineError(
                 f"{package.name} cannot be installed in {folder}",
                 why="the folder has files, and miles did not install them",
-                fix=f"export MILES_ENVIRONMENTS=/path/to/another/folder; {package.command}",
+                fix=[
+                    f"export MILES_ENVIRONMENTS=/path/to/another/folder; {package.command}",
+                    f"rm -r {shlex.quote(str(folder))}; {package.command}   # if none is needed",
+                ],
             )
         shutil.rmtree(folder)
     folder.mkdir(exist_ok=True)

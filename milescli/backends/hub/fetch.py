@@ -93,12 +93,16 @@ def missing_files(repo: Repo, listing: Listing, chosen: Sequence[str]) -> list[s
 def missing_parts(paths: Sequence[str]) -> list[str]:
     """Return the files that are not among `paths`, although the names of others say so:
     `train-00000-of-00002.parquet` has a second part."""
-    missing = set[str]()
+    found: dict[tuple[str, str, str, int], set[int]] = {}
     for start, number, total, end in (m.groups() for path in paths if (m := _PART.fullmatch(path))):
-        first = int(end == ".safetensors")  # parts of models count from 1, those of data from 0
-        numbers = range(first, first + int(total))
-        missing |= {f"{start}-{part:0{len(number)}}-of-{total}{end}" for part in numbers}
-    return sorted(missing.difference(paths))
+        found.setdefault((start, total, end, len(number)), set()).add(int(number))
+    missing = list[str]()
+    for (start, total, end, digits), numbers in found.items():
+        # parts of models count from 1, those of data mostly from 0
+        first = int(end == ".safetensors" or int(total) in numbers)
+        lacking = sorted(set(range(first, first + int(total))) - numbers)
+        missing += [f"{start}-{part:0{digits}}-of-{total}{end}" for part in lacking]
+    return missing
 
 
 def _announce(
@@ -170,9 +174,11 @@ def check_size(repo: Repo, file: Path, listed: RepoFile) -> None:
 
 
 def check_hash(repo: Repo, file: Path, listed: RepoFile) -> None:
-    """Raise the repository's error if a file's hash differs from the hub's: SHA-256 of large files,
-    git's own hash of small ones."""
+    """Raise the repository's error if a file's hash differs from the hub's, where it is known:
+    SHA-256 of large files, git's own hash of small ones."""
     check_size(repo, file, listed)
+    if listed.lfs is None and not listed.blob_id:
+        return
     with file.open("rb") as opened:
         if listed.lfs is not None:
             actual, expected = hashlib.file_digest(opened, "sha256").hexdigest(), listed.lfs.sha256

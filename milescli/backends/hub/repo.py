@@ -4,6 +4,7 @@ ours. If the hub is unreachable, the client's cache is used. Called by the rest 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ def saved_token() -> str | None:
     return get_token()
 
 
+_SHA1, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 REQUEST_TIMEOUT_S = 20.0
 """Time limit of one request to the hub that downloads nothing."""
 
@@ -123,7 +125,8 @@ def list_files(repo: Repo) -> Listing:
 
 def _files_of_snapshot(repo: Repo) -> list[RepoFile]:
     """List the files of the repository in the cache, which may be a part of those on the hub. Only
-    newer clients write a list of all of them. The cache names a file by its hash."""
+    newer clients write a list of all of them. The cache names a file by its hash, unless its file
+    system has no links: then there is no hash."""
     from huggingface_hub.hf_api import RepoFile
 
     revision = repo.revision or "main"
@@ -134,9 +137,9 @@ def _files_of_snapshot(repo: Repo) -> list[RepoFile]:
         if not path.is_file():
             continue
         name, size = path.resolve().name, path.stat().st_size
-        large = {"size": size, "oid": name, "pointerSize": 0} if len(name) == 64 else None
-        shown = path.relative_to(folder).as_posix()
-        files.append(RepoFile(path=shown, size=size, oid=name, lfs=large))
+        large = {"size": size, "oid": name, "pointerSize": 0} if _SHA256.fullmatch(name) else None
+        shown, small = path.relative_to(folder).as_posix(), name if _SHA1.fullmatch(name) else None
+        files.append(RepoFile(path=shown, size=size, oid=small, lfs=large))
     return files
 
 

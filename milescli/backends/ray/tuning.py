@@ -129,9 +129,15 @@ def _to_set_values(dimensions: Sequence[Dimension], drawn: Mapping[str, Any]) ->
         if not one.is_range
         else str(int(drawn[one.key]))
         if one.kind == "randint"
-        else f"{float(drawn[one.key]):.3g}"
+        else _rounded(one, float(drawn[one.key]))
         for one in dimensions
     }
+
+
+def _rounded(one: Dimension, value: float) -> str:
+    """Return the number with three digits; with all, if it would leave the range."""
+    text = f"{value:.3g}"
+    return text if one.low <= float(text) <= one.high else str(value)
 
 
 def _from_set_values(dimensions: Sequence[Dimension], settings: Settings) -> dict[str, Any]:

@@ -237,10 +237,10 @@ def _with_linked_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
         ids = [call.get("id") for call in calls]
         for at in range(len(ids)):
             result_id = results[at].get("tool_call_id") if at < len(results) else None
-            ids[at] = ids[at] or result_id or f"call_{number}"
+            ids[at] = ids[at] or (result_id not in ids and result_id) or f"call_{number}"
             number += 1
         message["tool_calls"] = [
-            {**call, "id": id_, "function": _with_text_arguments(call["function"])}
+            {"id": id_, "type": "function", "function": _with_text_arguments(call)}
             for call, id_ in zip(calls, ids, strict=True)
         ]
         answered = {result.get("tool_call_id") for result in results}
@@ -251,10 +251,11 @@ def _with_linked_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     return linked
 
 
-def _with_text_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function.get("arguments", {})
+def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function", call)
+    arguments = function.get("arguments") or {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {**function, "arguments": text}
+    return {"name": function.get("name"), "arguments": text}
 
 
 def _digest(body: Mapping[str, Any], sample_index: int) -> str:

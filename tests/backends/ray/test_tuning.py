@@ -98,6 +98,8 @@ def test_the_worst_of_a_population_copies_the_best_when_all_are_there() -> None:
 
 
 def test_exchanged_numbers_stay_in_their_ranges() -> None:
+    odd = Dimension(key="train.kl_coef", kind="uniform", low=1234.4, high=1234.6)
+    assert {one[odd.key][:5] for one in draws([odd], kind="random", trials=9, seed=0)} == {"1234."}
     highest = {RATE.key: "0.01", COUNT.key: "4", NAME.key: "grpo"}
     for seed in range(20):
         trials = Population(ALL, max_steps=30, rung_steps=10, seed=seed)

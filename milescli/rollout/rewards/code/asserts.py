@@ -34,8 +34,6 @@ class SplitAsserts:
     judge_steps: list[Step] = field(default_factory=list)
     """Steps that run without the response. In a `judge` step, `values` maps a name to the step of
     `response_steps` that gives its value."""
-    modules: set[str] = field(default_factory=set)
-    """Names by which the tests import the response as a module."""
 
     @property
     def num_asserts(self) -> int:
@@ -79,9 +77,12 @@ class _Splitter:
     """Names that the tests define, not the response."""
     own: list[tuple[frozenset[str], str]] = field(default_factory=list)
     """Statements of plain values that were not sent yet: the names in them, and their text."""
+    modules: set[str] = field(default_factory=set)
+    """Names by which the tests import the response as a module."""
 
     def add(self, statement: ast.stmt) -> None:
         """Split one more statement. Raises Ungradable."""
+        self._name_directly(statement)
         if isinstance(statement, ast.Assert):
             self._assert(statement.test)
             return
@@ -136,11 +137,29 @@ class _Splitter:
         self.known.discard(name)  # a function `sum` of the response is not the built-in one
         self.bound.discard(name)
         if is_module:
-            self.steps.modules.add(name)
-            namespace = '__import__("types").SimpleNamespace(**globals())'
-            self.steps.response_steps.append({"do": f"{name} = {namespace}"})
+            self.modules.add(name)
         elif name != alias.name:
             self.steps.response_steps.append({"do": f"{name} = {alias.name}"})
+
+    def _name_directly(self, statement: ast.stmt) -> None:
+        """Replace `solution.add` in the statement by `add`, as it runs in the response's module."""
+        for node in ast.walk(statement):
+            for field_name, value in ast.iter_fields(node):
+                inner = value if isinstance(value, list) else [value]
+                named = [self._without_module(one) for one in inner]
+                setattr(node, field_name, named if isinstance(value, list) else named[0])
+
+    def _without_module(self, node: object) -> object:
+        if not (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in self.modules - self.bound
+        ):
+            return node
+        if node.attr in self.bound:
+            raise Ungradable(f"`{node.attr}` is a name of the tests and of the response")
+        self.known.discard(node.attr)
+        return ast.Name(id=node.attr, ctx=node.ctx)
 
     def _send(self, names: set[str]) -> None:
         """Send the tests' own values that a question needs. From then on the response may change
@@ -178,7 +197,7 @@ class _Splitter:
             }
         operands = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         if self._is_foreign(node) or (operands and all(map(self._is_foreign, operands))):
-            if self._is_of_response(node):
+            if isinstance(node, ast.Name) and node.id not in self.bound:
                 raise _UncalledFunction  # a function or class of the response as such
             if inner := names_read(node) & within - self.bound:
                 raise Ungradable(
@@ -201,13 +220,6 @@ class _Splitter:
             values.update(count[1])
             return self._question(node, values)
         return node
-
-    def _is_of_response(self, node: ast.AST) -> bool:
-        """Return True for a name that the response defines: `add`, `solution.add`."""
-        if isinstance(node, ast.Attribute):
-            module = node.value
-            return isinstance(module, ast.Name) and module.id in self.steps.modules - self.bound
-        return isinstance(node, ast.Name) and node.id not in self.bound
 
     def _is_foreign(self, node: ast.AST) -> bool:
         """Return True for a name of the response, or a chain of calls that begins with one."""

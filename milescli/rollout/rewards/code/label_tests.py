@@ -93,15 +93,7 @@ def names_of(tests: Tests) -> set[str]:
     asked = tests.split.response_steps
     parts = [ast.parse(step["do"] if "do" in step else step["value"]) for step in asked]
     own = set().union(*map(names_assigned, parts))
-    of_modules = {
-        node.attr
-        for part in parts
-        for node in ast.walk(part)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id in tests.split.modules
-    }
-    return (set().union(*map(names_read, parts)) - own - set(dir(builtins))) | of_modules
+    return set().union(*map(names_read, parts)) - own - set(dir(builtins))
 
 
 def _listed(value: object, name: str) -> list[Any]:

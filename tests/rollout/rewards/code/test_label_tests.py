@@ -32,6 +32,10 @@ from milescli.rollout.rewards.code.label_tests import (
         ({"asserts": ["assert all(f(i) for i in range(3))"]}, "inside of a loop"),
         ({"asserts": ["import pytest\nassert f(1)"]}, "not in the sandbox"),
         ({"asserts": ["import solution.tree\nassert f(1)"]}, "single module"),
+        (
+            {"asserts": ["import main\nf = 3\nassert main.f(1) == f"]},
+            "the tests and of the",
+        ),
     ],
 )
 def test_a_label_that_cannot_be_graded_says_why(label: dict[str, Any], why: str) -> None:

@@ -106,6 +106,18 @@ CLASS = "class S:\n    def __init__(s): s.x = []\n    def push(s, v): s.x.append
             ["from solution import f as g\ndef f(x): return 3\nassert g(2) == 2"],
         ),
         ("def sum(x): return -1", ["from main import sum\nassert sum([2]) == -1"]),
+        ("def sum(x): return -1", ["import main\nassert main.sum([2]) == -1"]),
+        (
+            "def solution(n): return n < 2 or n * solution(n - 1)",
+            [
+                "import solution\nfrom solution import *\nassert solution(3) == 6",
+                "assert solution.solution(3) == 6",
+            ],
+        ),
+        (
+            "x = 0\ndef inc():\n    global x\n    x += 1",
+            ["import solution\nsolution.inc()\nassert solution.x == 1"],
+        ),
     ],
 )
 def test_asserts_hold_of_right_code_and_of_no_other(response: str, asserts: list[str]) -> None:
