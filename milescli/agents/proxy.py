@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive
 
 from milescli.agents import anthropic_forms, openai_forms, responses_form
 from milescli.agents.openai_forms import Choice, ModelRequest
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 64 * 1024**2
 MAX_OPEN = 256
-"""Largest number of open requests of one session."""
+"""Largest number of open requests of one session, unless each request has a session of its own."""
 STOP_TIMEOUT_S = 5.0
 
 
@@ -328,12 +329,12 @@ class SessionProxy:
         guest = self._guest(request)
         if guest is None:
             return _REFUSED
-        if len(guest.open) >= MAX_OPEN:
+        if self.session_of is None and len(guest.open) >= MAX_OPEN:
             return _error_response(429, f"a session has at most {MAX_OPEN} open requests")
         try:
             parsed = read(as_object(await read_body(request)), guest)
             response = respond(parsed, guest, f"{next(self._numbers):08x}")
-            return await self._until_closed(guest, response)
+            return await self._while_awaited(request, guest, response)
         except ContextFull as error:
             return _error_response(400, error.why, code="context_length_exceeded")
         except UnknownResponse as error:
@@ -345,19 +346,25 @@ class SessionProxy:
         except MilesError as error:
             return _error_response(503, str(error), kind="server_error")
 
-    async def _until_closed(self, guest: _ServedSession, response: Awaitable[Response]) -> Response:
-        """Return the response, or an error if the session is closed first."""
+    async def _while_awaited(
+        self, request: Request, guest: _ServedSession, response: Awaitable[Response]
+    ) -> Response:
+        """Return the response, or an error if the client leaves or the session is closed first:
+        what nobody receives is not sampled to its end, and so is not recorded."""
         waiting = asyncio.ensure_future(response)
+        leaving = asyncio.ensure_future(_wait_for_disconnect(request.receive))
         guest.open.add(waiting)
         try:
-            return await waiting
-        except asyncio.CancelledError:
-            if not waiting.cancelled():
-                raise
-            return _error_response(503, "the session has ended", kind="server_error")
+            await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.cancelled():
+                return _error_response(503, "the session has ended", kind="server_error")
+            if not waiting.done():
+                return _error_response(499, "the client has left")
+            return waiting.result()
         finally:
             guest.open.discard(waiting)
             waiting.cancel()
+            leaving.cancel()
 
 
 class QuietServer(uvicorn.Server):
@@ -390,6 +397,11 @@ def _without_guest(
 ) -> Callable[[dict[str, Any], _ServedSession], ModelRequest]:
     """Adapt a parser that does not need the guest."""
     return lambda body, guest: read(body)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_body(request: Request) -> bytes:

@@ -68,10 +68,15 @@ def chat(
         if logprobs:
             output.table(["token", "logprob"], [(repr(piece), f"{v:.3f}") for piece, v in pieces])
 
+    def refuse(why: str) -> None:
+        output.json("refusal", {"text": why})
+        output.warn(f"{why}; a larger --tokens makes room")
+
     conversation = Chat(
         read=lambda: next_line(output),
         show_reply=show_reply,
         note=output.note,
+        refuse=refuse,
         piece=output.piece if output.is_watched else None,
         system=system,
     )

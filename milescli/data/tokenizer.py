@@ -181,8 +181,13 @@ class ChatTokenizer:
         return text.replace(opening, f"\n\n{opening}{''.join(rest)}\n\n")
 
     def _in_template_form(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages with images in the form that the template supports: as parts, or as text
-        with the tokens that mark an image."""
+        """Return messages in the form that the template supports: developer messages as such or as
+        system messages, and images as parts or as text with the tokens that mark an image."""
+        if any(one.get("role") == "developer" for one in messages) and not self._supports_developer:
+            messages = [
+                {**one, "role": "system"} if one.get("role") == "developer" else one
+                for one in messages
+            ]
         if self.images is None or self._supports_parts:
             return messages
         opening = self.images.opening_id
@@ -194,6 +199,19 @@ class ChatTokenizer:
             else message
             for message in messages
         ]
+
+    @cached_property
+    def _supports_developer(self) -> bool:
+        """Return True if the template writes the text of a developer message: some leave out roles
+        that they do not know."""
+        if self.template is None:
+            return False
+        shown = [{"role": "developer", "content": PLACEHOLDER}, {"role": "user", "content": "a"}]
+        with ignoring_template_errors(), bounded_rendering():
+            return PLACEHOLDER in str(
+                self.inner.apply_chat_template(shown, chat_template=self.template, tokenize=False)
+            )
+        return False
 
     @cached_property
     def _supports_parts(self) -> bool:
@@ -367,6 +385,8 @@ def load_tokenizer(
     if backend is not None and type(backend.model).__name__ == "BPE":
         # transformers does not heed it there, and warns of it on the user's screen
         inner.clean_up_tokenization_spaces = False
+    if backend is not None:
+        _keep_spaces_in_offsets(backend.post_processor)
     if inner.eos_token_id is None:
         raise DataError(
             f"the tokenizer in {path} has no end-of-sequence token",
@@ -376,6 +396,16 @@ def load_tokenizer(
         )
     template = _template(inner, chat_template, path, tools=tools)
     return ChatTokenizer(inner, folder=path, template=template, tools=tools)
+
+
+def _keep_spaces_in_offsets(processor: Any) -> None:
+    """Let the offsets of tokens include their spaces, which belong to a turn as other text does.
+    This changes no token."""
+    if type(processor).__name__ == "Sequence":
+        for one in processor:
+            _keep_spaces_in_offsets(one)
+    elif hasattr(processor, "trim_offsets"):
+        processor.trim_offsets = False
 
 
 def _template(

@@ -68,7 +68,7 @@ class Completion:
     """Counts of the tokens that speculative decoding guessed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Turn:
     """Holds one call of the policy by an agent: the prompt and the response."""
 

@@ -81,7 +81,8 @@ class Chat:
     """Newest line of its standard error."""
     is_ready: bool = False
     messages: list[Json] = field(default_factory=list)
-    """Messages so far: {who: user or model, text, tokens}."""
+    """Messages so far: {who: user, model or miles, text, tokens}; miles says why there is no reply.
+    """
     error: Json | None = None
     used_s: float = field(default_factory=time.monotonic)
     """Time of the page's last request."""
@@ -116,6 +117,8 @@ class Chat:
             if record.get("kind") == "reply":
                 tokens = record.get("tokens", [])
                 self.messages.append({"who": "model", "text": record["text"], "tokens": tokens})
+            elif record.get("kind") == "refusal":
+                self.messages.append({"who": "miles", "text": record["text"], "tokens": []})
             elif record.get("kind") == "error":
                 names = ("error", "why", "fix")
                 self.error = {name: record.get(name) for name in names}

@@ -314,7 +314,11 @@ def test_a_dead_engine_is_not_the_clients_mistake(tokenizer: ChatTokenizer) -> N
     served(tokenizer, ["one"], play, kind=Dead)
 
 
-def test_requests_of_an_episode_that_has_ended_are_given_up(tokenizer: ChatTokenizer) -> None:
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("ends", ["the client", "the session"])
+def test_requests_whose_response_nobody_receives_are_given_up(
+    tokenizer: ChatTokenizer, ends: str, streams: bool
+) -> None:
     class Slow(Engine):
         async def generate(self, request: Any) -> Any:
             try:
@@ -329,15 +333,32 @@ def test_requests_of_an_episode_that_has_ended_are_given_up(tokenizer: ChatToken
         session = session_of(Slow(tokenizer, []))
         proxy = SessionProxy(tokenizer=tokenizer, model="policy", max_model_len=100)
         address = proxy.open(session)
-        asking = asyncio.create_task(ask(address, [USER]))
+        asking = asyncio.create_task(ask(address, [USER], stream=streams))
         await until_async(lambda: asking.done() or proxy.num_open)
-        proxy.close(address)
-        with pytest.raises(openai.InternalServerError, match="has ended"):
-            await asking
+        if ends == "the client":
+            asking.cancel()
+        else:
+            proxy.close(address)
+            with pytest.raises(openai.InternalServerError, match="has ended"):
+                await asking
+        await until_async(lambda: bool(given_up) and not proxy.num_open)
+        assert not session.turns and not session.trajectories()
         await proxy.stop()
 
     asyncio.run(run())
     assert len(given_up) == 1
+
+
+def test_a_session_has_a_bound_on_open_requests(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxies, "MAX_OPEN", 0)
+
+    async def play(address: SessionAddress, session: RecordingSession) -> None:
+        with pytest.raises(openai.RateLimitError, match="at most 0 open requests"):
+            await ask(address, [USER])
+
+    served(tokenizer, ["one"], play)
 
 
 def test_it_listens_on_loopback_alone(tokenizer: ChatTokenizer) -> None:

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from milescli.agents import proxy as proxies
 from milescli.agents.proxy import SessionProxy
 from milescli.core.errors import WorkerDied
 from milescli.data.tokenizer import ChatTokenizer
@@ -67,7 +68,7 @@ def served(engine: Telling, play: Play, *, parses: bool = True) -> Any:
     """What `play` returns, where each request has a session of its own."""
 
     def own_session(asked: Any) -> Any:
-        return session_of(engine, parses=parses)
+        return session_of(engine, parses=parses, cuts_stop=True)
 
     async def run() -> Any:
         proxy = SessionProxy(
@@ -132,6 +133,32 @@ def test_a_chat_comes_in_pieces_that_are_the_whole_message(
         assert told == [one.token for one in whole.choices[0].logprobs.content]
 
     served(Telling(tokenizer, [text, text]), play)
+
+
+@pytest.mark.parametrize("parses", [False, True])
+def test_texts_end_before_the_stop_string_and_tokens_do_not(
+    tokenizer: ChatTokenizer, parses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxies, "MAX_OPEN", 0)  # for sessions of several requests
+    text, said = "a plus\nde and b\ndef", "a plus\nde and b"
+    stop = ["zzz", "\ndef"]
+
+    async def play(address: SessionAddress, proxy: SessionProxy) -> None:
+        async with openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key) as client:
+            whole = await client.chat.completions.create(
+                **ASKED, stop=stop, extra_body={"return_token_ids": True}
+            )
+            plain = await client.completions.create(model="policy", prompt="begin", stop=stop)
+        body = {**ASKED, "max_tokens": 500, "stop_sequences": stop}
+        events = [event async for event in _events(address, "/messages", body)]
+        ids = (whole.choices[0].model_extra or {})["token_ids"]
+        assert tokenizer.decode(ids) == text
+        assert (whole.choices[0].message.content, plain.choices[0].text) == (said, said)
+        assert whole.choices[0].finish_reason == "stop"
+        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+        assert _joined(deltas, "text")[0] == said and len(deltas) > 2
+
+    served(Telling(tokenizer, [text] * 3), play, parses=parses)
 
 
 def test_without_a_parser_all_is_content_and_no_character_is_split(

@@ -114,6 +114,32 @@ def test_special_tokens_are_not_decoded(tokenizer: ChatTokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode_response("#### 5")) == "#### 5"
 
 
+_DROPS = (
+    "{% for m in messages %}{% if m.role in ('system', 'user') %}[{{ m.role }}]{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (_DROPS, "[system]Be brief.[user]hi"),
+        (
+            _DROPS.replace("{% endif %}", "{% else %}{{ raise_exception('no') }}{% endif %}"),
+            "[system]Be brief.[user]hi",
+        ),
+        (_DROPS.replace("('system',", "('developer',"), "[developer]Be brief.[user]hi"),
+        (None, "Be brief.\n\nhi"),
+    ],
+)
+def test_a_template_without_developer_messages_shows_them_as_those_of_the_system(
+    tokenizer: ChatTokenizer, template: str | None, shown: str
+) -> None:
+    made = ChatTokenizer(tokenizer.inner, folder=tokenizer.folder, template=template)
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert made.render(messages) == shown
+
+
 def test_of_a_chat_that_is_too_long_its_beginning_is_enough(tokenizer: ChatTokenizer) -> None:
     chats = [[{"role": "user", "content": "1 + 2 = " * number}] for number in (10_000, 1)]
     whole = tokenizer.encode_chats(chats)
@@ -143,6 +169,23 @@ def _with_bos(tokenizer: ChatTokenizer, folder: Path, template: str) -> ChatToke
     )
     inner.save(str(folder / "tokenizer.json"))
     return load_tokenizer(folder, chat_template="none" if template == "none" else "auto")
+
+
+@pytest.mark.parametrize("is_sequence", [False, True])
+def test_spaces_are_learned_where_the_tokenizer_trims_its_offsets(
+    tokenizer: ChatTokenizer, tmp_path: Path, is_sequence: bool
+) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.processors import ByteLevel, Sequence
+
+    file = _edited(tokenizer, tmp_path / "t") / "tokenizer.json"
+    inner, trims = Tokenizer.from_file(str(file)), ByteLevel(trim_offsets=True)
+    inner.post_processor = Sequence([trims]) if is_sequence else trims
+    inner.save(str(file))
+    loaded = load_tokenizer(file.parent)
+    (line,) = tokenize_marked(loaded, [mark_text("a  \n\n b \t c  ")])
+    assert not line.loss_mask[0] and all(line.loss_mask[1:])
+    assert loaded.decode(line.token_ids) == "a  \n\n b \t c  "
 
 
 WRITES = "{% for m in messages %}{{ m.role + ': ' + m.content + '<|im_end|>\n' }}{% endfor %}"

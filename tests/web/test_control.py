@@ -4,6 +4,8 @@ command that it shows."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from starlette.testclient import TestClient
 
 from milescli.checkpoint.run_control import LONGEST_NOTE, read_note
 from milescli.web import control
-from milescli.web.control import Control
+from milescli.web.control import Chat, Control
 from tests.checkpoint.making import make_run
 from tests.fake_run import SAMPLE, WrittenRun
 from tests.waiting import until
@@ -158,3 +160,15 @@ def test_a_reward_is_tried_and_its_figures_come_back(
     assert result["kind"] == "rewards" and result["names"] == ["as recorded", "math"]
     assert len(result["flips"]) == 1 and result["num_flips"] == 2
     assert client.get(f"{CONTROL}/jobs/99").status_code == 404
+
+
+def test_a_message_without_a_reply_has_the_reason_in_its_place() -> None:
+    said = json.dumps({"kind": "refusal", "text": "no room"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"print({said!r})"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    chat = Chat(id=1, subject="tiny-1", process=process)
+    chat.listen()
+    until(lambda: chat.messages, "the chat says why there is no reply")
+    assert chat.messages == [{"who": "miles", "text": "no room", "tokens": []}]
+    process.wait()

@@ -15,6 +15,7 @@ from milescli.rollout.base import Outcome, Reply, Session, SessionAddress, Turn
 from milescli.rollout.episode.agents import create_agent
 from milescli.rollout.episode.generations import Generating
 from milescli.rollout.episode.session_base import SessionBase
+from milescli.rollout.episode.shared_prefixes import Turns
 from milescli.workers.async_worker import AsyncWorker
 from milescli.workers.child import ParentRequests, parent_requests
 
@@ -59,7 +60,7 @@ class _RemoteSession(SessionBase):
 
     def __init__(self, side: ParentRequests, address: SessionAddress | None) -> None:
         self._side, self.address = side, address
-        self._turns: list[Turn] = []
+        self._turns = Turns()
 
     @property
     def turns(self) -> Sequence[Turn]:

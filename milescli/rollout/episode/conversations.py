@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,12 @@ from milescli.core.types import Image, ImageSpan, StopReason
 from milescli.data.images import DATA_URL, MARK, PARTS, Source, parts_of, source_in, text_of
 from milescli.data.tokenizer import PLACEHOLDER, ChatTokenizer
 from milescli.rollout.base import Parsed, Turn
+from milescli.rollout.episode.shared_prefixes import (
+    Prefix,
+    SharedPrefixes,
+    SharedTexts,
+    text_of_prefix,
+)
 
 Message = Mapping[str, Any]
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -55,13 +62,13 @@ class _RecordedTurn:
 
     messages: list[dict[str, Any]]
     tools: str
-    prompt: str
+    prompt: Prefix[bytearray]
     """Text before the turn, as the template renders it."""
     response: str
     """Text of the turn's tokens, without the token that ended it."""
     ending: str
     """Text of the token that ended the turn; empty if the turn was truncated."""
-    token_ids: list[int]
+    token_ids: Prefix[array[int]]
     """All tokens, prompt and response."""
     image_spans: Sequence[ImageSpan] = ()
 
@@ -74,6 +81,8 @@ class Conversations:
     images: Sequence[Image] = ()
     """Images of the prompt: its messages have a mark for each."""
     _recorded: list[_RecordedTurn] = field(default_factory=list)
+    _texts: SharedTexts = field(default_factory=SharedTexts)
+    _tokens: SharedPrefixes[array[int]] = field(default_factory=SharedPrefixes)
     _read: dict[Source, Image] = field(default_factory=dict)
     """Images that messages hold."""
     _by_hash: dict[str, Image] = field(default_factory=dict)
@@ -122,7 +131,7 @@ class Conversations:
             more = self.tokenizer.encode_continuation(added)
             more, new = self._expanded(more, images[len(before.image_spans) :])
             start = len(before.token_ids)
-            token_ids = [*before.token_ids, *more]
+            token_ids = [*before.token_ids.items, *more]
             later = (replace(span, start=start + span.start) for span in new)
             spans = (*before.image_spans, *later)
         return ChatPrompt(
@@ -153,10 +162,10 @@ class Conversations:
             _RecordedTurn(
                 messages=[*prompt.messages, self._normalized(message)],
                 tools=json.dumps(list(prompt.tools)),
-                prompt=prompt.text,
+                prompt=self._texts.add(prompt.text),
                 response=response,
                 ending=ending,
-                token_ids=[*turn.prompt_ids, *turn.response_ids],
+                token_ids=self._tokens.add(array("i", [*turn.prompt_ids, *turn.response_ids])),
                 image_spans=prompt.image_spans,
             )
         )
@@ -196,10 +205,11 @@ class Conversations:
     ) -> str | None:
         """Return the text that follows the tokens of `before` in `text`, the rendering of `whole`;
         None if `text` does not begin with the text of these tokens."""
-        seen = before.prompt + before.response + before.ending
+        prompt = text_of_prefix(before.prompt)
+        seen = prompt + before.response + before.ending
         if text.startswith(seen):
             return text[len(seen) :]
-        if not text.startswith(before.prompt):
+        if not text.startswith(prompt):
             return None
         place = len(before.messages) - 1
         stand_in = {"role": whole[place]["role"], "content": PLACEHOLDER}
@@ -207,7 +217,7 @@ class Conversations:
         _, found, after = self.tokenizer.render(probe, tools=tools).partition(PLACEHOLDER)
         if not found or not text.endswith(after) or not after.startswith(before.ending):
             return None
-        shown = text[len(before.prompt) : len(text) - len(after)]
+        shown = text[len(prompt) : len(text) - len(after)]
         # the family may write a call with other spaces than the model did: its own tokens stand
         if _without_spaces(shown) != _without_spaces(before.response):
             return None

@@ -144,8 +144,10 @@ class Episodes:
                 return replace(sample, num_failed=attempt) if attempt else sample
         raise AssertionError(f"no episode was played: retries {self.retries}")
 
-    def session(self, prompt: Prompt, *, seed: int, settings: GenerateRequest) -> RecordingSession:
-        """Return a new session. `settings`: how it samples."""
+    def session(
+        self, prompt: Prompt, *, seed: int, settings: GenerateRequest, cuts_stop: bool = False
+    ) -> RecordingSession:
+        """Return a new session. `settings`: how it samples; `cuts_stop`: see RecordingSession."""
         return RecordingSession(
             self.engine,
             prompt=prompt,
@@ -156,6 +158,7 @@ class Episodes:
             vocab_size=self.vocab_size,
             chat_form=self.chat_form,
             others=self.policies,
+            cuts_stop=cuts_stop,
         )
 
     async def _play_once(

@@ -10,6 +10,7 @@ from milescli.core.errors import AgentError
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Reply, Session, Turn
 from milescli.rollout.episode.session_base import SessionBase
+from milescli.rollout.episode.shared_prefixes import Turns
 
 
 class Generate(Protocol):
@@ -51,7 +52,7 @@ class Generating(SessionBase):
     def __init__(self, session: Session, generation: Generation, settings: Rollout) -> None:
         self._session, self._generation, self._settings = session, generation, settings
         self.address = getattr(session, "address", None)
-        self._turns: list[Turn] = []
+        self._turns = Turns()
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -112,4 +113,5 @@ class Generating(SessionBase):
 
     def _was_made(self, turn: Turn) -> bool:
         line = [*turn.prompt_ids, *turn.response_ids]
-        return any(line == [*made.prompt_ids, *made.response_ids] for made in self._session.turns)
+        made = reversed(self._session.turns)
+        return any(line == [*one.prompt_ids, *one.response_ids] for one in made)

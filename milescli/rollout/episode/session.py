@@ -38,7 +38,8 @@ from milescli.rollout.base import (
 )
 from milescli.rollout.episode.conversations import Conversations, reply_message
 from milescli.rollout.episode.session_base import SessionBase
-from milescli.rollout.episode.text_pieces import OnPiece, TextPieces
+from milescli.rollout.episode.shared_prefixes import Prefix, SharedPrefixes, Turns
+from milescli.rollout.episode.text_pieces import OnPiece, TextPieces, before_stop
 
 Decode = Callable[[Iterable[int]], str]
 """Token ids -> text without special tokens."""
@@ -78,8 +79,8 @@ class _TrajectoryBuilder:
         self.loss_mask.extend(bytes(len(token_ids)))
         self.logprobs.frombytes(bytes(self.logprobs.itemsize * len(token_ids)))
 
-    def append_sampled(self, completion: Completion) -> None:
-        """Append tokens that the policy sampled."""
+    def append_sampled(self, completion: Completion, routed: RoutedExperts | None) -> None:
+        """Append tokens that the policy sampled. `routed`: the experts of the whole trajectory."""
         start, num_new = len(self.token_ids), len(completion.response_ids)
         self.token_ids += array("i", completion.response_ids)
         self.loss_mask.extend(b"\1" * num_new)
@@ -88,8 +89,8 @@ class _TrajectoryBuilder:
             replace(span, start=span.start + start, end=span.end + start)
             for span in completion.version_spans
         ]
-        if completion.routed_experts is not None:
-            self.routed_experts = _append_routes(self.routed_experts, completion.routed_experts)
+        if routed is not None:
+            self.routed_experts = _append_routes(self.routed_experts, routed)
 
     def build(self, *, is_trained: bool) -> Trajectory:
         """Return the trajectory for training; unless `is_trained`, its loss mask is empty."""
@@ -117,12 +118,23 @@ class _TrajectoryBuilder:
 class _Call:
     """Holds one call of `generate`."""
 
-    prompt_ids: list[int]
+    prompt: Prefix[array[int]]
     image_spans: Sequence[ImageSpan] = ()
     completion: Completion | None = None
-    """None until the engine has answered."""
+    """None until the engine has answered; the numbers of its experts are in `routes`."""
+    routes: Prefix[bytearray] | None = None
+    """Numbers of the experts of prompt and response; those of turns that continue each other are
+    shared."""
     turn: int = -1
     """Index of the call in the session's turns."""
+
+    @property
+    def routed_experts(self) -> RoutedExperts | None:
+        """Return the experts of prompt and response; None if they are not known."""
+        if self.completion is None or self.completion.routed_experts is None:
+            return None
+        assert self.routes is not None
+        return replace(self.completion.routed_experts, indices=bytes(self.routes.items))
 
 
 def _append_routes(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
@@ -153,19 +165,23 @@ class RecordingSession(SessionBase):
         vocab_size: int | None = None,
         chat_form: ChatForm | None = None,
         others: Mapping[str, RolloutEngine] | None = None,
+        cuts_stop: bool = False,
     ) -> None:
         """Set up a session. `prompt`: the agent may show its images. `settings`: how to sample;
         prompt and seed are filled in. `max_tokens`: the longest line that the run was planned for.
         `vocab_size`: size of the model's vocabulary; a larger token id would crash the engines;
         None: the caller sends none. `chat_form`: None if no chat is used. `others`: role -> the
-        untrained engine that plays it."""
+        untrained engine that plays it. `cuts_stop`: texts end before the stop string, as clients
+        of OpenAI expect; the tokens are whole."""
         self._engine = engine
         self._others = others or {}
         self._played_by: dict[str, RecordingSession] = {}
         self._prompt, self._prompt_index = prompt, prompt.index
         self._images = {image.sha256: image for image in prompt.images}
-        self._shown = [(list(prompt.token_ids), prompt.image_spans)] if prompt.images else []
-        """Tokens of which it is known where images stand in them."""
+        self._shown: list[tuple[array[int], Sequence[ImageSpan]]] = []
+        """Tokens, up to the last image, of which it is known where images stand in them."""
+        if prompt.images:
+            self._show(array("i", prompt.token_ids), prompt.image_spans)
         self._seed = seed
         self._settings = replace(settings, conversation=next(_NUMBERS))
         self._max_tokens = max_tokens
@@ -179,8 +195,11 @@ class RecordingSession(SessionBase):
         )
         self._num_tool_calls = self._num_malformed = self._num_rewritten = 0
         self._engine_failure: Exception | None = None
-        self._turns: list[Turn] = []
+        self._turns = Turns()
         self._calls: list[_Call] = []
+        self._prompts: SharedPrefixes[array[int]] = SharedPrefixes()
+        self._routes: SharedPrefixes[bytearray] = SharedPrefixes()
+        self._cuts_stop = cuts_stop
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -219,31 +238,38 @@ class RecordingSession(SessionBase):
     ) -> Turn:
         """Sample a response to the tokens, and record it."""
         prompt_ids = self._checked_prompt(token_ids, max_new_tokens)
-        call = _Call(prompt_ids=prompt_ids, image_spans=self._spans_in(prompt_ids))
-        return await self._sample_turn(call, max_new_tokens=max_new_tokens, stop=stop)
+        call, stop = self._call(prompt_ids, self._spans_in(prompt_ids)), self._stop_of(stop)
+        completion = await self._sample(call, max_new_tokens=max_new_tokens, stop=stop)
+        return self._record(call, self._turn(call, completion, stop), completion)
 
-    async def _sample_turn(
+    def _call(self, prompt_ids: array[int], image_spans: Sequence[ImageSpan]) -> _Call:
+        return _Call(prompt=self._prompts.add(prompt_ids), image_spans=image_spans)
+
+    def _stop_of(self, stop: Sequence[str] | None) -> list[str]:
+        """Return the stop strings of a call."""
+        stop = [stop] if isinstance(stop, str) else stop
+        return list(self._settings.stop if stop is None else stop)
+
+    async def _sample(
         self,
         call: _Call,
         *,
         max_new_tokens: int | None,
-        stop: Sequence[str] | None,
+        stop: list[str],
         on_tokens: Callable[[Sequence[int]], None] | None = None,
-    ) -> Turn:
-        """Sample the call's response, and record it. Raises AgentError for image tokens without an
-        image."""
+    ) -> Completion:
+        """Sample the call's response. Raises AgentError for image tokens without an image."""
         self._require_images(call)
-        stop = [stop] if isinstance(stop, str) else stop
         known = self._known_routes(call)
         request = replace(
             self._settings,
-            prompt_ids=call.prompt_ids,
+            prompt_ids=call.prompt.items.tolist(),
             images=[(span, self._images[span.sha256].png) for span in call.image_spans],
             max_new_tokens=min(
                 max_new_tokens or self._settings.max_new_tokens,
-                self._max_tokens - len(call.prompt_ids),
+                self._max_tokens - len(call.prompt),
             ),
-            stop=self._settings.stop if stop is None else list(stop),
+            stop=stop,
             seed=turn_seed(self._seed, len(self._calls)),
             num_known_routes=known.num_tokens if known else 0,
             on_tokens=on_tokens,
@@ -266,14 +292,25 @@ class RecordingSession(SessionBase):
         assert completion.response_ids and completion.version_spans, (
             f"a response to prompt {self._prompt_index} without tokens"
         )
-        call.completion, call.turn = completion, len(self._turns)
-        turn = Turn(
-            prompt_ids=call.prompt_ids,
+        return completion
+
+    def _turn(self, call: _Call, completion: Completion, stop: list[str]) -> Turn:
+        text = self._decode(completion.response_ids)
+        return Turn(
+            prompt_ids=call.prompt.items.tolist(),
             response_ids=completion.response_ids,
-            text=self._decode(completion.response_ids),
+            text=before_stop(text, stop) if self._cuts_stop else text,
             stop_reason=completion.stop_reason,
             logprobs=completion.logprobs,
         )
+
+    def _record(self, call: _Call, turn: Turn, completion: Completion) -> Turn:
+        """Record a call's turn, and return it. A call that is cancelled before is not recorded,
+        because the agent receives nothing of it."""
+        if (routed := completion.routed_experts) is not None:
+            call.routes = self._routes.add(bytearray(routed.indices))
+            completion = replace(completion, routed_experts=replace(routed, indices=b""))
+        call.completion, call.turn = completion, len(self._turns)
         self._turns.append(turn)
         return turn
 
@@ -309,11 +346,11 @@ class RecordingSession(SessionBase):
                 "rollout.max_response_tokens)",
                 fix=f"--set rollout.max_response_tokens={2 * self._settings.max_new_tokens}",
             )
-        if asked.image_spans:
-            self._shown.append((asked.token_ids, asked.image_spans))
-            self._images.update((image.sha256, image) for image in asked.images)
         prompt_ids = self._checked_prompt(asked.token_ids, max_new_tokens)
-        call = _Call(prompt_ids=prompt_ids, image_spans=asked.image_spans)
+        if asked.image_spans:
+            self._show(prompt_ids, asked.image_spans)
+            self._images.update((image.sha256, image) for image in asked.images)
+        call, stop = self._call(prompt_ids, asked.image_spans), self._stop_of(stop)
         parse = None
         if form.parser is not None:
             parse = partial(form.parser.parse, tools=tools, prompt_end=asked.text)
@@ -324,16 +361,20 @@ class RecordingSession(SessionBase):
                 decode=self._decode if parse is None else conversations.text,
                 parse=parse,
                 has_tools=bool(tools),
+                stop=stop if self._cuts_stop else (),
             )
         on_tokens = pieces.add if pieces is not None else None
-        turn = await self._sample_turn(
+        completion = await self._sample(
             call, max_new_tokens=max_new_tokens, stop=stop, on_tokens=on_tokens
         )
         if pieces is not None:
             await pieces.end()
+        turn = self._turn(call, completion, stop)
         parsed = Parsed(content=turn.text)
         if parse is not None:
-            parsed = await parse(conversations.split_ending(turn)[0])
+            text, _ = conversations.split_ending(turn)
+            parsed = await parse(before_stop(text, stop) if self._cuts_stop else text)
+        self._record(call, turn, completion)
         message = reply_message(parsed, number=self._num_tool_calls)
         conversations.record(asked, turn, message)
         self._num_rewritten += asked.is_rewritten
@@ -341,14 +382,19 @@ class RecordingSession(SessionBase):
         self._num_malformed += parsed.malformed is not None
         return Reply(turn=turn, message=message, calls=parsed.calls, malformed=parsed.malformed)
 
-    def _spans_in(self, prompt_ids: list[int]) -> Sequence[ImageSpan]:
+    def _spans_in(self, prompt_ids: array[int]) -> Sequence[ImageSpan]:
         """Return where images are in a prompt, if its beginning is one whose images are known."""
         found: Sequence[ImageSpan] = ()
         for known, spans in self._shown:
-            end = spans[-1].start + spans[-1].num_tokens
-            if len(spans) >= len(found) and prompt_ids[:end] == known[:end]:
+            if len(spans) >= len(found) and prompt_ids[: len(known)] == known:
                 found = spans
         return found
+
+    def _show(self, prompt_ids: array[int], spans: Sequence[ImageSpan]) -> None:
+        """Remember where images are in a prompt."""
+        if list(self._spans_in(prompt_ids)) != list(spans):
+            end = spans[-1].start + spans[-1].num_tokens
+            self._shown.append((prompt_ids[:end], spans))
 
     def _require_images(self, call: _Call) -> None:
         """Raise AgentError for tokens of images that have no image: an engine would hang on
@@ -356,7 +402,7 @@ class RecordingSession(SessionBase):
         sees = self._chat_form.tokenizer.images if self._chat_form is not None else None
         counted = self._reserved() - {sees.opening_id if sees is not None else None}
         num_shown = sum(span.num_tokens for span in call.image_spans)
-        if (count := sum(token in counted for token in call.prompt_ids)) != num_shown:
+        if (count := sum(token in counted for token in call.prompt.items)) != num_shown:
             self._require_no_sampled_image()
             raise AgentError(
                 f"the agent of prompt {self._prompt_index} sent {count} image tokens, of "
@@ -369,7 +415,7 @@ class RecordingSession(SessionBase):
     def _require_no_sampled_image(self) -> None:
         """Raise ContextFull if the policy sampled an image token: nothing can follow it."""
         reserved = self._reserved()
-        if any(token in reserved for turn in self._turns for token in turn.response_ids):
+        if any(token in reserved for ids in self._turns.responses() for token in ids):
             raise ContextFull(
                 f"the conversation of prompt {self._prompt_index} ended",
                 why="the policy sampled an image token, which has no image",
@@ -385,16 +431,17 @@ class RecordingSession(SessionBase):
     def _known_routes(self, new: _Call) -> RoutedExperts | None:
         """Return the routed experts of the latest call that this prompt continues: they come from
         the weights that sampled it, and need not be requested again."""
+        prompt = new.prompt.items
         for call in reversed(self._calls):
-            done, start = call.completion, len(call.prompt_ids)
+            done, start = call.completion, len(call.prompt)
             if (
                 done is not None
                 and done.routed_experts is not None
-                and new.prompt_ids[start : start + len(done.response_ids)] == done.response_ids
-                and new.prompt_ids[:start] == call.prompt_ids
+                and prompt[start : start + len(done.response_ids)].tolist() == done.response_ids
+                and prompt[:start] == call.prompt.items
                 and _has_image_prefix(new.image_spans, call.image_spans)
             ):
-                return done.routed_experts
+                return call.routed_experts
         return None
 
     @property
@@ -416,7 +463,7 @@ class RecordingSession(SessionBase):
         done = (call.completion for call in self._calls if call.completion is not None)
         return sum((completion.guesses for completion in done), NO_GUESSES)
 
-    def _checked_prompt(self, token_ids: Sequence[int], max_new_tokens: int | None) -> list[int]:
+    def _checked_prompt(self, token_ids: Sequence[int], max_new_tokens: int | None) -> array[int]:
         """Return a copy of the tokens that the agent cannot change. Raises AgentError if nothing
         can be sampled after them."""
         who = f"the agent of prompt {self._prompt_index} asked for"
@@ -427,7 +474,7 @@ class RecordingSession(SessionBase):
                 fix="omit max_new_tokens to use the recipe's value, or set it to 1 or more",
             )
         try:
-            copy = array("i", token_ids).tolist()
+            copy = array("i", token_ids)
         except (TypeError, OverflowError) as error:
             raise AgentError(
                 f"{who} a response to {token_ids!r:.80}",
@@ -466,9 +513,9 @@ class RecordingSession(SessionBase):
             if call.completion is not None:
                 role = turn_roles[call.turn] if turn_roles else None
                 line = _builder_for(lines, call, role)
-                line.append_given(call.prompt_ids[len(line.token_ids) :])
+                line.append_given(call.prompt.items[len(line.token_ids) :])
                 line.image_spans = call.image_spans
-                line.append_sampled(call.completion)
+                line.append_sampled(call.completion, call.routed_experts)
                 if turn_rewards:
                     line.rewards[len(line.token_ids) - 1] = turn_rewards[call.turn]
         own = {image.sha256 for image in self._prompt.images}
@@ -483,7 +530,7 @@ def _builder_for(
 ) -> _TrajectoryBuilder:
     """Return the role's longest trajectory with which the call's prompt begins; a new one if there
     is none."""
-    tokens = array("i", call.prompt_ids)
+    tokens = call.prompt.items
     begun = [
         line
         for line in lines

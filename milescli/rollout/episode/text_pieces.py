@@ -31,6 +31,8 @@ class TextPieces:
     parse: Callable[[str], Awaitable[Parsed]] | None
     """Parses a text that may be cut anywhere; None: all of it is content."""
     has_tools: bool
+    stop: Sequence[str] = ()
+    """Strings before which the text ends."""
     _text: str = ""
     _start: int = 0
     _end: int = 0
@@ -51,7 +53,7 @@ class TextPieces:
         self._text += text[len(known) :]
         self._start, self._end = self._end, len(token_ids)
         if self.parse is None:
-            self._emit("content", self._text)
+            self._emit("content", self._text_so_far)
         elif self._parsing is None or self._parsing.done():
             self._parsing = asyncio.ensure_future(self._parse_all())
 
@@ -61,12 +63,17 @@ class TextPieces:
             with suppress(MilesError):  # the reply's own parsing says it
                 await self._parsing
 
+    @property
+    def _text_so_far(self) -> str:
+        """Return the text, without an end that may be the beginning of a stop string."""
+        text = before_stop(self._text, self.stop)
+        return text if len(text) < len(self._text) else _without_begun(text, self.stop)
+
     async def _parse_all(self) -> None:
         assert self.parse is not None
-        size = 0
-        while size < len(self._text):
-            text = self._text
-            size = len(text)
+        seen = ""
+        while len(text := self._text_so_far) > len(seen):
+            seen = text
             parsed = await self.parse(text)
             for part, piece in sure_parts(parsed, has_tools=self.has_tools):
                 self._emit(part, piece)
@@ -76,6 +83,20 @@ class TextPieces:
         if len(text) > len(told) and text.startswith(told):
             self._emitted[part] = text
             self.emit(part, text[len(told) :])
+
+
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """Return the text before the first stop string."""
+    return text[: min((at for one in stop if (at := text.find(one)) >= 0), default=len(text))]
+
+
+def _without_begun(text: str, stop: Sequence[str]) -> str:
+    """Return the text without the longest end with which a stop string begins."""
+    longest = max(map(len, stop), default=1) - 1
+    for start in range(max(0, len(text) - longest), len(text)):
+        if any(one.startswith(text[start:]) for one in stop):
+            return text[:start]
+    return text
 
 
 def sure_parts(parsed: Parsed, *, has_tools: bool) -> Iterator[tuple[str, str]]:

@@ -55,6 +55,8 @@ class Chat:
     show_reply: ShowReply
     note: Callable[[str], None]
     """Reports that a new conversation begins."""
+    refuse: Callable[[str], None]
+    """Reports why a message gets no reply."""
     piece: Callable[[str], None] | None = None
     """Shows a piece of a reply's content while it is sampled; None if nobody watches."""
     pieces: Callable[[Sequence[int]], list[str]] = lambda ids: [""] * len(ids)
@@ -62,6 +64,8 @@ class Chat:
     system: str = ""
     first: str = ""
     """The person's first text of the next conversation."""
+    unanswered: str | None = None
+    """Text that the last conversation had no room for; the next one begins with it."""
     has_ended: bool = False
     messages: list[dict[str, Any]] = field(default_factory=list)
 
@@ -71,17 +75,15 @@ class Chat:
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
         """Hold one conversation, which begins with `first`, until the person ends it, begins a new
-        one, or it is full."""
+        one, or it is full. Raises ContextFull if even `first` does not fit."""
         self.begin()
         text: str | None = self.first
         while text is not None:
             self.messages.append({"role": "user", "content": text})
-            try:
-                reply = await next_reply(session, self.messages, **self._piece_options())
-            except ContextFull:
-                reply = None
+            reply = await next_reply(session, self.messages, **self._piece_options())
             if reply is None:
                 self.note("the conversation reached its token limit, so a new one starts")
+                self.unanswered = text
                 return Outcome(text="", reward=0.0, is_cut=True)
             self.messages.append(dict(reply.message))
             turn = reply.turn
@@ -142,10 +144,15 @@ class Chat:
         it is not called for a conversation without a message."""
         number = 0
         while not self.has_ended:
-            if (first := await in_thread(self._next)) is not None:
-                self.first = first
+            first, self.unanswered = self.unanswered, None
+            if first is None and (first := await in_thread(self._next)) is None:
+                continue
+            self.first = first
+            try:
                 await play(number)
-                number += 1
+            except ContextFull as error:
+                self.refuse(f"the message has no room for a reply, so it is left out: {error.why}")
+            number += 1
 
 
 def next_line(output: Output) -> str | None:

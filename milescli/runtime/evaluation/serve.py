@@ -108,7 +108,7 @@ class Serving:
             settings, number = with_request_sampling(usual, request.sampling), next(numbers)
             seed = request.sampling.get("seed", turn_seed(recipe.run.seed, number))
             prompt = Prompt(index=number, token_ids=[], text="")
-            return episodes.session(prompt, seed=seed, settings=settings)
+            return episodes.session(prompt, seed=seed, settings=settings, cuts_stop=True)
 
         proxy = SessionProxy(
             tokenizer=spec.inputs.tokenizer,

@@ -32,9 +32,11 @@ class Kto:
     def __init__(self, *, recipe: Recipe) -> None:
         """Take the weights from `train.preference` of the recipe."""
         self.settings = recipe.train.preference
+        self._most = recipe.data.max_row_tokens
 
     def sequences(self, items: Sequence[Pair]) -> list[TrainSequence]:
-        """Return one sequence for each side, then the mismatched ones."""
+        """Return one sequence for each side, then the mismatched ones, which are no longer than a
+        row: the model may have no more positions."""
         judged = [
             (side, _GOOD if side is pair.chosen else _BAD) for pair in items for side in pair.sides
         ]
@@ -43,7 +45,9 @@ class Kto:
             for number, (side, kind) in enumerate(judged)
         ]
         return made + [
-            _sequence(_joined(prompt, other), kind=_MISMATCHED, number=number, weighs=False)
+            _sequence(
+                _joined(prompt, other, self._most), kind=_MISMATCHED, number=number, weighs=False
+            )
             for number, (prompt, other) in enumerate(_mismatched(items))
         ]
 
@@ -105,13 +109,15 @@ def _mismatched(items: Sequence[Pair]) -> list[tuple[Trajectory, Trajectory]]:
     ]
 
 
-def _joined(prompt: Trajectory, other: Trajectory) -> Trajectory:
-    """Return the prompt of one trajectory joined with the response of the other."""
+def _joined(prompt: Trajectory, other: Trajectory, most: int) -> Trajectory:
+    """Return the prompt of one trajectory joined with the response of the other, cut to at most
+    `most` tokens."""
     start, begin = (side.loss_mask.index(1) for side in (prompt, other))
+    end = begin + max(1, most - start)
     return Trajectory(
-        token_ids=prompt.token_ids[:start] + other.token_ids[begin:],
-        loss_mask=prompt.loss_mask[:start] + other.loss_mask[begin:],
-        logprobs=prompt.logprobs[:start] + other.logprobs[begin:],
+        token_ids=prompt.token_ids[:start] + other.token_ids[begin:end],
+        loss_mask=prompt.loss_mask[:start] + other.loss_mask[begin:end],
+        logprobs=prompt.logprobs[:start] + other.logprobs[begin:end],
         version_spans=[],
         image_spans=tuple(span for span in prompt.image_spans if span.start < start),
     )

@@ -9,6 +9,7 @@ import { visible } from "./visible.js";
 const LOOK_MS = 600;
 const MOST_SURE = -0.1; // log-probs above it are plain
 const LEAST_SURE = -3;
+const SPEAKERS = { user: "You: ", model: "Model: ", miles: "No reply: " };
 
 export function open(root, context) {
   if (!context.canControl) {
@@ -95,7 +96,7 @@ class ChatPage {
     box.setAttribute("aria-label", chat.subject);
     show(box, h("h2", {}, chat.subject),
       h("ol", { class: "said" }, chat.said.map((one) => h("li", { class: one.who },
-        h("span", { class: "unseen" }, one.who === "user" ? "You: " : "Model: "),
+        h("span", { class: one.who === "miles" ? "muted" : "unseen" }, SPEAKERS[one.who]),
         one.tokens.length ? tokens(one.tokens) : visible(one.text)))),
       h("p", { class: "muted small", role: "status" }, chat.is_over ? "This chat has ended."
         : !chat.is_ready ? `Starting: ${chat.status}` : isWaiting ? "It writes…" : ""),

@@ -75,7 +75,7 @@ def tokenizers() -> dict[str, ChatTokenizer]:
 
 
 def session_of(
-    engine: Engine, *, max_tokens: int = 100_000, parses: bool = True
+    engine: Engine, *, max_tokens: int = 100_000, parses: bool = True, cuts_stop: bool = False
 ) -> RecordingSession:
     """One sample's."""
     parser = Parser() if parses else None
@@ -87,6 +87,7 @@ def session_of(
         max_tokens=max_tokens,
         decode=engine.tokenizer.decode,
         chat_form=ChatForm(tokenizer=engine.tokenizer, parser=parser),
+        cuts_stop=cuts_stop,
     )
 
 

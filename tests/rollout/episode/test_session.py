@@ -4,6 +4,7 @@ agent goes about it."""
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from array import array
 from collections.abc import Awaitable, Callable
 
@@ -154,6 +155,35 @@ def test_a_branch_has_the_routes_of_what_it_goes_on_from() -> None:
     rows = [list(line.routed_experts.indices) for line in lines if line.routed_experts]
     assert rows == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 2, 2, 2], [3, 3, 3, 3]]
     assert [request.num_known_routes for request in engine.requests] == [0, 3, 3, 0]
+
+
+@pytest.mark.parametrize("routed", [False, True])
+def test_memory_grows_with_the_length_of_a_dialogue_and_not_with_its_turns(
+    routed: bool,
+) -> None:
+    engine = Engine(length=100, routed=routed)
+    session = RecordingSession(
+        engine,  # type: ignore[arg-type]
+        prompt=Prompt(index=7, token_ids=[], text=""),
+        seed=11,
+        settings=GenerateRequest(prompt_ids=(), max_new_tokens=100),
+        max_tokens=100_000,
+        decode=lambda ids: "",
+    )
+
+    async def play() -> None:
+        line = list(range(1000, 1300))
+        for _ in range(60):
+            turn = await session.generate(line)
+            line = [*turn.prompt_ids, *turn.response_ids, *range(1000, 1200)]
+
+    tracemalloc.start()
+    asyncio.run(play())
+    engine.requests.clear()
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    (whole,) = session.trajectories()
+    assert size < 40 * whole.num_tokens, "the prompts of all turns have 30 times as many tokens"
 
 
 def test_a_turn_that_rewrites_history_begins_a_line_of_its_own() -> None:

@@ -17,21 +17,26 @@ PROMPT = Prompt(index=4, token_ids=[], text="", label="4")
 
 
 def _talk(
-    lines: list[str], replies: list[str], *, system: str = "", most: int = 1
+    lines: list[str],
+    replies: list[str],
+    *,
+    system: str = "",
+    most: int = 1,
+    max_tokens: int = 100_000,
 ) -> tuple[Chat, list[str]]:
     """At most so many conversations."""
-    waiting, shown = iter(lines), list[str]()
+    waiting, shown, engine = iter(lines), list[str](), Engine(replies)
     chat = Chat(
         read=lambda: next(waiting, None),
         show_reply=lambda reply, pieces: shown.append(str(reply.message["content"])),
         note=shown.append,
+        refuse=shown.append,
         system=system,
     )
-    session = session_of(Engine(replies))
 
     async def play(number: int) -> None:
         shown.append(f"conversation {number}")
-        await chat(PROMPT, session)
+        await chat(PROMPT, session_of(engine, max_tokens=max_tokens))
         shown.extend(["the end"] if chat.has_ended else [])
         chat.has_ended = chat.has_ended or number + 1 == most
 
@@ -58,6 +63,22 @@ def test_a_new_conversation_forgets_what_was_said() -> None:
     assert chat.messages == [{"role": "system", "content": "Be brief."}]
 
 
+def test_a_message_without_room_begins_the_next_conversation() -> None:
+    lines = ["one", "y" * 60, "two"]
+    chat, shown = _talk(lines, ["first", "second", "third"], most=9, max_tokens=100)
+    assert [one for one in shown if "limit" not in one] == [
+        *("conversation 0", "first", "conversation 1", "second"),
+        *("conversation 2", "third", "the end"),
+    ]
+    assert [one["content"] for one in chat.messages if one["role"] == "user"] == ["two"]
+
+
+def test_a_message_that_is_too_long_by_itself_is_left_out() -> None:
+    _, shown = _talk(["x" * 200, "two"], ["first"], most=9, max_tokens=100)
+    assert shown[0] == "conversation 0" and shown[2:] == ["conversation 1", "first", "the end"]
+    assert "left out: its messages have" in shown[1] and "at most 100" in shown[1]
+
+
 def test_a_conversation_in_which_nothing_is_said_is_not_held() -> None:
     for lines in ([], ["/new", " ", "/system Be brief."]):
         chat, shown = _talk(lines, [])
@@ -79,6 +100,7 @@ def test_a_person_sees_a_reply_while_it_is_sampled() -> None:
         read=iter(["go on", None]).__next__,
         show_reply=lambda reply, pieces: output.text(str(reply.message["content"])),
         note=output.note,
+        refuse=output.warn,
         piece=piece,
         first="one",
     )

@@ -110,3 +110,16 @@ def test_no_response_stands_beside_its_own_prompt() -> None:
     matched = [sequence.token_ids[1] - sequence.token_ids[0] == 100 for sequence in sequences]
     assert matched == [True] * 6 + [False] * 6
     assert [sequence.share for sequence in sequences] == [1.0] * 6 + [0.0] * 6
+
+
+def test_joined_sequences_are_no_longer_than_rows() -> None:
+    """A model may have no more positions."""
+    data = RECIPE.data.model_copy(update={"max_row_tokens": 12})
+    sides = [make_trajectory(range(10), range(2)), make_trajectory(range(2), range(10))]
+    items = [
+        Pair(index=0, chosen=sides[0], rejected=None),
+        Pair(index=1, chosen=None, rejected=sides[1]),
+    ]
+    made = load_objective("preference", RECIPE.model_copy(update={"data": data})).sequences(items)
+    sizes = [(len(one.token_ids), int(one.loss_mask.sum())) for one in made]
+    assert sizes == [(12, 2), (12, 10), (12, 2), (4, 2)]
