@@ -81,6 +81,7 @@ def test_each_prompt_is_asked_as_the_recipe_says_and_scored(tmp_path: Path) -> N
         ([None, None], [None, None], ["call_0", "call_1"], ["call_0", "call_1"]),
         (["a", None], [None, "b"], ["a", "b"], ["a", "b"]),
         (["a", "b"], ["b", None], ["a", "b"], ["b", "a"]),
+        ([None, "b"], ["b", None], ["call_0", "b"], ["b", "call_0"]),
     ],
 )
 def test_calls_of_tools_are_sent_in_the_form_of_an_endpoint(
@@ -91,7 +92,8 @@ def test_calls_of_tools_are_sent_in_the_form_of_an_endpoint(
     sent_by_tools: list[str],
 ) -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"of": ["é", 2]}}}
-    calls = [{**call, **({"id": one} if one else {})} for one in ids]
+    forms = (call, call["function"])  # the second without a level, as some data has it
+    calls = [{**form, **({"id": one} if one else {})} for form, one in zip(forms, ids, strict=True)]
     turns = [{"role": "tool", "content": "4"} for _ in ids]
     turns = [
         {**t, **({"tool_call_id": n} if n else {})} for t, n in zip(turns, tool_ids, strict=True)
