@@ -4,6 +4,7 @@ for people, with the numbers."""
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,9 @@ from milescli.plan.search import EngineChoice, TrainerChoice, TrainerSearch, sim
 from milescli.plan.search_space import SearchSpace
 from milescli.plan.types import Alternative, Log, Plan, TrainerLayout
 from milescli.platform.machine import Machine
+from milescli.recipe.check import rules
 from milescli.recipe.schema import Parallel, Recipe
+from milescli.recipe.section import refuse
 
 _AXES = ("tp", "pp", "cp", "ep", "etp")
 
@@ -444,6 +447,8 @@ def _value(recipe: Recipe, key: str) -> object:
 
 
 def _changed(recipe: Recipe, changes: dict[str, object]) -> Recipe:
+    """Return the recipe with the changes. Raises RecipeError or ValueError if it is refused
+    then."""
     raw = recipe.model_dump()
     for key, value in changes.items():
         *sections, last = key.split(".")
@@ -451,7 +456,9 @@ def _changed(recipe: Recipe, changes: dict[str, object]) -> Recipe:
         for name in sections:
             place = place[name]
         place[last] = value
-    return Recipe.model_validate(raw)
+    changed = Recipe.model_validate(raw)
+    refuse(rules(changed, defaultdict(str)))
+    return changed
 
 
 def _manual_remedies(machine: Machine) -> list[str]:

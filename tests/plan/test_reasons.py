@@ -1,0 +1,57 @@
+"""Refusals of a recipe's plan name the cause, and propose what is accepted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from milescli import models
+from milescli.core.errors import FitError
+from milescli.models.mtp import with_mtp
+from milescli.plan.make import make_plan
+from milescli.plan.types import Plan
+from milescli.platform.machine import parse_machine
+from milescli.recipe.load import load
+from milescli.recipe.templates import shipped_shape
+
+HERE = Path(__file__).parent
+
+
+def planned(recipe: str, machine: str, *sets: str) -> Plan:
+    """As a launch plans it, with its checks of the recipe."""
+    wanted = load(recipe, sets=list(sets), environ={}, cwd=HERE, home=HERE).recipe
+    shape = shipped_shape(str(wanted.model.path))
+    assert shape is not None, recipe
+    facts = models.parse_facts(shape)
+    if wanted.train.mtp.is_on:
+        facts = with_mtp(facts)
+    nodes = wanted.machine.nodes
+    place = parse_machine(machine if nodes == 1 else f"{nodes}x{machine}")
+    return make_plan(wanted, place, facts)
+
+
+def as_sets(fix: str) -> list[str]:
+    """The settings of a fix."""
+    text = re.sub(r"--nodes ", "--set machine.nodes=", fix.partition("#")[0])
+    text = re.sub(r"--lora ", "--set train.lora.rank=", text)
+    assert re.fullmatch(r"(--set \S+ *)+", text), fix
+    return re.findall(r"--set (\S+)", text)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "machine", "setting"),
+    [
+        ("qwen3-8b", "1xA100", "train.optimizer.rule=muon"),
+        ("mimo-7b", "2xRTX4090", "train.mtp.loss_weight=0.1"),
+    ],
+)
+def test_a_recipe_that_does_not_fit_is_accepted_with_each_fix(
+    recipe: str, machine: str, setting: str
+) -> None:
+    with pytest.raises(FitError) as refused:
+        planned(recipe, machine, setting)
+    assert refused.value.fixes
+    for fix in refused.value.fixes:
+        planned(recipe, machine, setting, *as_sets(fix))
