@@ -351,8 +351,8 @@ def evaluate_trainer(space: SearchSpace, layout: TrainerLayout) -> TrainerChoice
 
 
 def _choice(space: SearchSpace, layout: TrainerLayout, cap: int) -> TrainerChoice:
-    count = space.time.num_microbatches(layout, space.work, cap)
-    load = replace(space.load, row_tokens=cap, num_microbatches=count)
+    # lengths are not known, so every stage has room for as many microbatches as it can hold
+    load = replace(space.load, row_tokens=cap, num_microbatches=layout.pp)
     needs = space.memory.worst_stage(layout, load)
     fits = needs.total <= space.trainer_budget
     nothing = TrainSeconds(compute=0, bubble=0, stages=0, tensor=0, experts=0, data=0, optimizer=0)
