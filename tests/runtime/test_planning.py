@@ -141,6 +141,13 @@ def test_a_length_that_the_model_has_no_positions_for_is_refused_by_the_plan(
     assert plan_only(fixed, parse_machine("8xH200")).engines.num
 
 
+def test_the_reward_of_a_source_of_a_mix_is_loaded_by_the_plan(tmp_path: Path) -> None:
+    sets = ["data.prompts=null", "data.mix=[{path: task:sums, reward: gms8k}, {path: task:words}]"]
+    loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    with pytest.raises(RecipeError, match="gms8k"):
+        plan_only(loaded, parse_machine("cpu"))
+
+
 SMALLEST = read_json(templates_dir() / MODELS_FILE)["smallest_machines"]
 
 
