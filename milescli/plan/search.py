@@ -30,6 +30,8 @@ MAX_FRACTION = 0.88
 MAX_SHARED_FRACTION = 0.80
 """Largest share for an engine that takes turns with a trainer. Both are untested on a device: they
 lie within what the field runs."""
+MIN_FORMAT_SHARE = 0.9
+"""Least share of weights in the engines' format, relative to the fleet that has most in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +87,17 @@ def search_engines(space: SearchSpace, num_devices: int, *, across: bool) -> lis
             choice = evaluate_engines(space, num=num, tp=tp, ep=ep, attention_dp=attention_dp)
             if choice is not None:
                 choices.append(choice)
+    choices = _in_format(space, choices)
     busy = [choice for choice in choices if choice.layout.num <= space.work.num_samples]
     return sorted(busy or choices, key=lambda choice: choice.rank)
+
+
+def _in_format(space: SearchSpace, choices: list[EngineChoice]) -> list[EngineChoice]:
+    """Return the fleets to which the engines' format applies about as widely as to any: where ranks
+    cut its blocks, weights stay plain."""
+    shares = [space.memory.quantised_share(choice.layout) for choice in choices]
+    least = MIN_FORMAT_SHARE * max(shares, default=0.0)
+    return [choice for choice, share in zip(choices, shares, strict=True) if share >= least]
 
 
 def _engine_sizes(num_devices: int, devices_per_node: int, *, across: bool) -> list[int]:
