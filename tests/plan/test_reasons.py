@@ -55,3 +55,25 @@ def test_a_recipe_that_does_not_fit_is_accepted_with_each_fix(
     assert refused.value.fixes
     for fix in refused.value.fixes:
         planned(recipe, machine, setting, *as_sets(fix))
+
+
+@pytest.mark.parametrize(
+    ("machine", "sets", "reason"),
+    [
+        (
+            "1xRTX4090",
+            ["engines.memory_fraction=0.9"],
+            r"`engines.memory_fraction` 0.9 needs weights 1.1 \+ cache 19.6 .* on each device >",
+        ),
+        ("8xH100", ["engines.num=16"], "16 engines need at least 16 devices, and 8 are"),
+        ("8xH100", ["engines.num=4", "engines.tp=4"], "4 engines x tp 4 need at least 16 devices"),
+        ("8xH100", ["engines.max_total_tokens=1000"], "1,000 is less than one sequence of 2,560"),
+        ("1xH100", ["engines.memory_fraction=0.01"], "leave 0 B for the cache: less than one"),
+    ],
+)
+def test_engines_that_do_not_fit_are_refused_with_what_is_missing(
+    machine: str, sets: list[str], reason: str
+) -> None:
+    with pytest.raises(FitError, match=r"the engines of recipe `qwen3-0.6b` do not fit") as refused:
+        planned("qwen3-0.6b", machine, *sets)
+    assert re.search(reason, refused.value.why), refused.value.why
