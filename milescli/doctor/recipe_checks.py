@@ -74,8 +74,10 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
     """Check that the reward can be imported and has the parameters of a reward. The check `data`
     calls a user's reward once."""
     from milescli.rollout.rewards import load_all_rewards
+    from milescli.runtime.inputs.data_files import rollouts_of
 
-    load_all_rewards(recipe.rollout)
+    for rollout in rollouts_of(recipe):
+        load_all_rewards(rollout)
     if recipe.rollout.agent in PACKAGE_AGENTS:
         from milescli.rollout.episode.agents import require_agent
 

@@ -110,6 +110,15 @@ class RunFacts:
         return int(self.plan.get("max_staleness", 0))
 
     @property
+    def old_logprobs(self) -> str:
+        """Return whose log-probs the policy ratio is to, as `Recipe.old_logprobs` does: trainer or
+        engine."""
+        named = self.key("train.old_logprobs", "auto")
+        if named != "auto":
+            return str(named)
+        return "engine" if self.max_staleness else "trainer"
+
+    @property
     def precision(self) -> str:
         """Return bf16 or fp32."""
         return str(self.plan.get("precision", "bf16"))

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from milescli import models
 from milescli.core.errors import FitError
-from milescli.core.units import format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.choices import WEIGHT_BYTES, batch_plan, choose_precision
 from milescli.plan.main_memory import fit_main_memory
@@ -21,6 +20,7 @@ from milescli.plan.on_cpu import (
     why_not_two_engines,
 )
 from milescli.plan.placement import assign_slots, devices_per_node
+from milescli.plan.reasons import why_no_engine
 from milescli.plan.roles import without_reward_model
 from milescli.plan.search import search_engines
 from milescli.plan.search_space import search_space
@@ -181,10 +181,8 @@ def _on_devices(
     for across in (False, True):
         if fleets := search_engines(space, num_devices, across=across):
             return replace(fleets[0].layout, context_length=context_length(recipe, facts))
-    weights = format_bytes(table.num_parameters * size)
     raise FitError(
         f"no engine with {num_devices} x {machine.nodes[0].devices[0].name} can hold the model",
-        why=f"its weights need {weights} including the cache of one sequence of "
-        f"{longest_tokens(recipe):,} tokens; a device has {format_bytes(space.memory_bytes)}",
+        why=why_no_engine(space, num_devices),
         fix=[],
     )

@@ -142,9 +142,13 @@ def _imbalance(pair: TrainerEnginePair) -> str:
     )
     if worst <= planned:
         return f"{sentence}; it cannot get more than {worst:.1f} times"
-    count = space.time.num_microbatches(trainer.layout, space.work, trainer.cap)
     packing = replace(space.load.packing, imbalance=worst)
-    load = replace(space.load, row_tokens=trainer.cap, num_microbatches=count, packing=packing)
+    load = replace(
+        space.load,
+        row_tokens=trainer.cap,
+        num_microbatches=trainer.layout.pp,
+        packing=packing,
+    )
     total = space.memory.worst_stage(trainer.layout, load).total
     ends = "still fits" if total <= space.trainer_budget else "does not fit"
     return (

@@ -361,6 +361,18 @@ class MemoryModel:
         saved = 0 if multiplies_plain else quantised.numbers * size
         return numbers * size - saved + quantised.size_bytes
 
+    def expert_weights(self, layout: EngineLayout, *, size: int) -> int:
+        """Return the bytes of weights of routed experts that one engine rank holds."""
+        numbers, quantised = self.counter.engine_experts(tp=layout.tp), self._quantised_size(layout)
+        return (numbers - quantised.expert_numbers) * size + quantised.expert_bytes
+
+    def quantised_share(self, layout: EngineLayout) -> float:
+        """Return the share of an engine rank's weights that are in the engines' format."""
+        numbers = self.counter.engine_total(
+            tp=layout.tp, ep=layout.ep, attention_dp=layout.attention_dp
+        )
+        return self._quantised_size(layout).numbers / numbers
+
     def sent_weights(self, layout: EngineLayout, *, size: int) -> int:
         """Return the bytes of weights that one engine rank receives in a publication."""
         cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}

@@ -224,6 +224,9 @@ class QuantisedSize:
     numbers: int = 0
     size_bytes: int = 0
     """Bytes of numbers and scales."""
+    expert_numbers: int = 0
+    expert_bytes: int = 0
+    """Of these, those of routed experts."""
 
 
 def quantised_size(
@@ -238,13 +241,21 @@ def quantised_size(
     """Return the size of one rank's weights in the format. `cut`: how its side divides matrices;
     `ep`: number of ranks among which experts are divided; `layers`: those of the rank, None: all.
     MTP layers, if they are trained, are numbered after the others."""
-    numbers = size = 0
+    numbers = size = expert_numbers = expert_bytes = 0
     for layer, (experts, one) in _quantised_size_by_layer(facts, form, cut, exempt):
         if layers is None or (layer is not None and layer in layers):
             times = -(-experts // ep) if experts else 1
             numbers += times * one.numbers
             size += times * one.size_bytes
-    return QuantisedSize(numbers=numbers, size_bytes=size)
+            if experts:
+                expert_numbers += times * one.numbers
+                expert_bytes += times * one.size_bytes
+    return QuantisedSize(
+        numbers=numbers,
+        size_bytes=size,
+        expert_numbers=expert_numbers,
+        expert_bytes=expert_bytes,
+    )
 
 
 @lru_cache(maxsize=64)

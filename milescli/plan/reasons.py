@@ -4,6 +4,7 @@ for people, with the numbers."""
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,11 +14,19 @@ from milescli.core.errors import FitError, RecipeError
 from milescli.core.units import GIB, format_bytes, format_duration
 from milescli.plan.memory import FRAGMENTED_SHARE
 from milescli.plan.placement import separate_engines_purpose
-from milescli.plan.search import EngineChoice, TrainerChoice, TrainerSearch, similar_s
+from milescli.plan.search import (
+    EngineChoice,
+    TrainerChoice,
+    TrainerSearch,
+    nearest_engines,
+    similar_s,
+)
 from milescli.plan.search_space import SearchSpace
 from milescli.plan.types import Alternative, Log, Plan, TrainerLayout
 from milescli.platform.machine import Machine
+from milescli.recipe.check import rules
 from milescli.recipe.schema import Parallel, Recipe
+from milescli.recipe.section import refuse
 
 _AXES = ("tp", "pp", "cp", "ep", "etp")
 
@@ -244,19 +253,16 @@ def refusal(
         )
         return FitError(f"recipe `{recipe.name}` does not fit on {where}", why=why, fix=[])
     if not fleets:
-        weights = space.memory.counter.engine_total(tp=1, ep=1, attention_dp=1) * work.size
-        tp = space.engine_pins.tp or num_ranks
-        why = (
-            f"an engine's weights are {format_bytes(weights)}; over {tp} devices, with the cache "
-            "of one sequence of "
-            f"{space.longest_served:,} tokens, they exceed "
-            f"{format_bytes(space.memory_bytes)} a device"
-        )
+        num_devices = space.devices_per_node * recipe.machine.nodes
+        num_devices = num_ranks if space.colocated else num_devices - num_ranks
+        where = f"{num_devices} x {machine.nodes[0].devices[0].name}"
+        why = why_no_engine(space, num_devices)
         if space.work.engines_apart:
             apart = space.work.engines_apart
             purpose = separate_engines_purpose(recipe)
             why += f"; and {1 + apart} are needed, of which {apart} for {purpose}"
-        return FitError(f"no engine on {where} can hold recipe `{recipe.name}`", why=why, fix=[])
+        what = f"the engines of recipe `{recipe.name}` do not fit on {where}"
+        return FitError(what, why=why, fix=[])
     host = searched.fitting[0].needs.host * min(space.devices_per_node, num_ranks)
     why = (
         f"{equation(space, searched.fitting[0])}; while weights are passed, an engine's "
@@ -275,6 +281,46 @@ def refusal(
         f"trainer and engines of recipe `{recipe.name}` do not fit together on {where}",
         why=why,
         fix=[f"--set {key}" for key, size in extras.items() if size],
+    )
+
+
+def why_no_engine(space: SearchSpace, num_devices: int) -> str:
+    """Return why no fleet fits on the devices: their number, or the memory of the largest
+    engines."""
+    pins = space.engine_pins
+    least = max(pins.num or 1, 1 + space.work.engines_apart)
+    if (nearest := nearest_engines(space, num_devices)) is None:
+        tp = f" x tp {pins.tp}" if pins.tp else ""
+        return (
+            f"{least} engine{'s'[: least > 1]}{tp} need at least {least * (pins.tp or 1)} devices, "
+            f"and {num_devices} are for engines"
+        )
+    layout, needs = nearest
+    parts = {
+        "weights": needs.weights,
+        "cache": needs.cache,
+        "graphs": needs.graphs,
+        "workspace": needs.workspace,
+        "the trainer's process": space.efficiency.trainer_context * space.colocated,
+    }
+    device = f"an engine of tp {layout.tp}"
+    if pins.memory_fraction is not None:
+        device += f" with `engines.memory_fraction` {pins.memory_fraction:g}"
+    if (total := sum(parts.values())) > space.memory_bytes:
+        listed = " + ".join(f"{name} {part / GIB:.1f}" for name, part in parts.items() if part)
+        return (
+            f"{device} needs {listed} = {total / GIB:.1f} GiB on each device > "
+            f"{space.memory_bytes / GIB:.1f}"
+        )
+    longest = space.longest_served
+    if (pinned := pins.max_total_tokens) is not None and pinned < longest:
+        return (
+            f"`engines.max_total_tokens` {pinned:,} is less than one sequence of {longest:,} tokens"
+        )
+    return (
+        f"{device} has weights of {format_bytes(needs.weights)} on each of its devices, which "
+        f"leave {format_bytes(needs.cache)} for the cache: less than one sequence of {longest:,} "
+        "tokens needs"
     )
 
 
@@ -354,8 +400,9 @@ def with_remedies(
 ) -> FitError:
     """Return the same refusal with fixes that were tried: the fix that it already proposes, and
     unless `only_proposed`, removed pins, fewer tokens, more devices, an adapter. Proposals in words
-    are kept."""
+    are kept; so is a proposal that leads to another refusal, if nothing fits."""
     fixes: dict[str, str] = {}
+    half: list[str] = []
     for trial in _remedy_trials(error, recipe, machine):
         if only_proposed and trial.kind != "proposed":
             break
@@ -363,7 +410,11 @@ def with_remedies(
             continue
         try:
             plan = plans(_changed(recipe, trial.changes))
-        except (FitError, RecipeError, ValueError):  # or the recipe cannot be changed so
+        except FitError as other:
+            if trial.kind == "proposed" and other.what != error.what:
+                half.append(trial.options)
+            continue
+        except (RecipeError, ValueError):  # the recipe cannot be changed so
             continue
         then = f"   # then {summary(plan.trainer)} fits" if "pin" in trial.kind else ""
         then = "   # train an adapter instead of all weights" if trial.kind == "adapter" else then
@@ -372,7 +423,7 @@ def with_remedies(
     return type(error)(
         error.what,
         why=error.why,
-        fix=[*dict.fromkeys(fixes.values()), *words] or _manual_remedies(machine),
+        fix=[*dict.fromkeys(fixes.values()), *words] or half or _manual_remedies(machine),
     )
 
 
@@ -444,6 +495,8 @@ def _value(recipe: Recipe, key: str) -> object:
 
 
 def _changed(recipe: Recipe, changes: dict[str, object]) -> Recipe:
+    """Return the recipe with the changes. Raises RecipeError or ValueError if it is refused
+    then."""
     raw = recipe.model_dump()
     for key, value in changes.items():
         *sections, last = key.split(".")
@@ -451,7 +504,9 @@ def _changed(recipe: Recipe, changes: dict[str, object]) -> Recipe:
         for name in sections:
             place = place[name]
         place[last] = value
-    return Recipe.model_validate(raw)
+    changed = Recipe.model_validate(raw)
+    refuse(rules(changed, defaultdict(str)))
+    return changed
 
 
 def _manual_remedies(machine: Machine) -> list[str]:

@@ -30,6 +30,8 @@ MAX_FRACTION = 0.88
 MAX_SHARED_FRACTION = 0.80
 """Largest share for an engine that takes turns with a trainer. Both are untested on a device: they
 lie within what the field runs."""
+MIN_FORMAT_SHARE = 0.9
+"""Least share of weights in the engines' format, relative to the fleet that has most in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,22 +73,65 @@ def search_engines(space: SearchSpace, num_devices: int, *, across: bool) -> lis
     sequence, best first. With `across`, engines span nodes; else each stays within one."""
     if not space.has_engines:
         return [NO_FLEET]
-    facts, pins, choices = space.facts, space.engine_pins, list[EngineChoice]()
+    layouts = _engine_layouts(space, num_devices, across=across)
+    evaluated = (evaluate_engines(space, layout) for layout in layouts)
+    choices = _in_format(space, [choice for choice in evaluated if choice is not None])
+    busy = [choice for choice in choices if choice.layout.num <= space.work.num_samples]
+    return sorted(busy or choices, key=lambda choice: choice.rank)
+
+
+def _in_format(space: SearchSpace, choices: list[EngineChoice]) -> list[EngineChoice]:
+    """Return the fleets to which the engines' format applies about as widely as to any: where ranks
+    cut its blocks, weights stay plain."""
+    shares = [space.memory.quantised_share(choice.layout) for choice in choices]
+    least = MIN_FORMAT_SHARE * max(shares, default=0.0)
+    return [choice for choice, share in zip(choices, shares, strict=True) if share >= least]
+
+
+def nearest_engines(
+    space: SearchSpace, num_devices: int
+) -> tuple[EngineLayout, EngineBytes] | None:
+    """Return the fleet of the largest engines, which need least memory on each rank, with that
+    memory; None if `num_devices` devices are too few for the engines that are needed."""
+    layouts = [
+        layout
+        for across in (False, True)
+        for layout in _engine_layouts(space, num_devices, across=across)
+    ]
+    largest = max(layouts, key=lambda layout: layout.tp, default=None)
+    return largest and (largest, _engine_bytes(space, largest))
+
+
+def _engine_layouts(
+    space: SearchSpace, num_devices: int, *, across: bool
+) -> Iterator[EngineLayout]:
+    """Yield the legal fleets for which there are enough devices."""
+    facts, pins, work = space.facts, space.engine_pins, space.work
     sizes = _engine_sizes(num_devices, space.devices_per_node, across=across)
     for tp in (
         values_to_try(pins.tp, sizes, most=num_devices) if pins.tp is None or not across else []
     ):
         num = pins.num or num_devices // tp
-        if num <= space.work.engines_apart or num * tp > num_devices:
+        if num <= work.engines_apart or num * tp > num_devices:
             continue
         for ep, attention_dp in _engine_axes(facts, pins, tp):
             if next(engine_faults(facts, tp=tp, ep=ep, attention_dp=attention_dp), None):
                 continue
-            choice = evaluate_engines(space, num=num, tp=tp, ep=ep, attention_dp=attention_dp)
-            if choice is not None:
-                choices.append(choice)
-    busy = [choice for choice in choices if choice.layout.num <= space.work.num_samples]
-    return sorted(busy or choices, key=lambda choice: choice.rank)
+            # SGLang gives each group its whole share of the requests
+            wanted = max(
+                MIN_REQUESTS, min(MAX_REQUESTS * attention_dp, -(-work.num_samples // num))
+            )
+            layout = EngineLayout(
+                num=num,
+                tp=tp,
+                ep=ep,
+                attention_dp=attention_dp,
+                context_length=space.longest_served,
+                max_running_requests=pins.max_running_requests
+                or -(-wanted // attention_dp) * attention_dp,
+                max_total_tokens=pins.max_total_tokens,
+            )
+            yield replace(layout, memory_fraction=pins.memory_fraction or _fraction(space, layout))
 
 
 def _engine_sizes(num_devices: int, devices_per_node: int, *, across: bool) -> list[int]:
@@ -116,27 +161,9 @@ def _engine_axes(facts: ModelFacts, pins: EngineSettings, tp: int) -> list[tuple
     return [(ep, group) for group in ([pins.attention_dp] if pins.attention_dp else groups)]
 
 
-def evaluate_engines(
-    space: SearchSpace, *, num: int, tp: int, ep: int, attention_dp: int
-) -> EngineChoice | None:
+def evaluate_engines(space: SearchSpace, layout: EngineLayout) -> EngineChoice | None:
     """Evaluate one fleet. Return None if weights or the longest sequence do not fit."""
-    pins, work, memory = space.engine_pins, space.work, space.memory
-    layout = EngineLayout(
-        num=num, tp=tp, ep=ep, attention_dp=attention_dp, context_length=space.longest_served
-    )
-    # SGLang gives each group its whole share of the requests
-    wanted = max(MIN_REQUESTS, min(MAX_REQUESTS * attention_dp, -(-work.num_samples // num)))
-    running = pins.max_running_requests or -(-wanted // attention_dp) * attention_dp
-    layout = replace(layout, max_running_requests=running, max_total_tokens=pins.max_total_tokens)
-    fraction = pins.memory_fraction or _fraction(space, layout)
-    layout = replace(layout, memory_fraction=fraction)
-    needs = memory.engine(
-        layout,
-        memory_bytes=space.memory_bytes,
-        size=work.size,
-        longest=space.longest_served,
-        efficiency=space.efficiency,
-    )
+    work, memory, needs = space.work, space.memory, _engine_bytes(space, layout)
     context = space.efficiency.trainer_context if space.colocated else 0
     if needs.total + context > space.memory_bytes:
         return None
@@ -144,7 +171,7 @@ def evaluate_engines(
         memory.max_cached_requests(
             layout, cache_bytes=needs.cache, size=work.size, tokens=space.longest_served
         )
-        < attention_dp
+        < layout.attention_dp
     ):
         return None
     max_requests = memory.max_cached_requests(
@@ -155,20 +182,24 @@ def evaluate_engines(
         needs=needs,
         seconds=space.time.rollout(layout, work, cache_bytes=needs.cache),
         cache_tokens=memory.cache_tokens(layout, cache_bytes=needs.cache, size=work.size),
-        crowded=max_requests < min(running, -(-work.num_samples // num)),
+        crowded=max_requests < min(layout.max_running_requests, -(-work.num_samples // layout.num)),
     )
 
 
-def _fraction(space: SearchSpace, layout: EngineLayout) -> float:
-    """Return the share of memory that remains beside graphs, a prefill, both processes and a
-    margin, in hundredths."""
-    probe = space.memory.engine(
+def _engine_bytes(space: SearchSpace, layout: EngineLayout) -> EngineBytes:
+    return space.memory.engine(
         layout,
         memory_bytes=space.memory_bytes,
         size=space.work.size,
         longest=space.longest_served,
         efficiency=space.efficiency,
     )
+
+
+def _fraction(space: SearchSpace, layout: EngineLayout) -> float:
+    """Return the share of memory that remains beside graphs, a prefill, both processes and a
+    margin, in hundredths."""
+    probe = _engine_bytes(space, layout)
     taken = (
         probe.graphs
         + probe.workspace
@@ -351,8 +382,8 @@ def evaluate_trainer(space: SearchSpace, layout: TrainerLayout) -> TrainerChoice
 
 
 def _choice(space: SearchSpace, layout: TrainerLayout, cap: int) -> TrainerChoice:
-    count = space.time.num_microbatches(layout, space.work, cap)
-    load = replace(space.load, row_tokens=cap, num_microbatches=count)
+    # lengths are not known, so every stage has room for as many microbatches as it can hold
+    load = replace(space.load, row_tokens=cap, num_microbatches=layout.pp)
     needs = space.memory.worst_stage(layout, load)
     fits = needs.total <= space.trainer_budget
     nothing = TrainSeconds(compute=0, bubble=0, stages=0, tensor=0, experts=0, data=0, optimizer=0)

@@ -201,6 +201,15 @@ class WeightCounter:
             )
         return self._engine[key]
 
+    def engine_experts(self, *, tp: int) -> int:
+        """Return the number of weights of routed experts on one of the `tp` ranks of an engine."""
+        return sum(
+            self._kinds.count(kind) * (entry.num_elements * times // tp)
+            for kind in set(self._kinds)
+            for entry, times in self._groups[kind]
+            if entry.expert is not None
+        )
+
 
 def _engine_numbers(group: Sequence[tuple[Entry, int]], *, tp: int, attention_dp: int) -> int:
     total = 0

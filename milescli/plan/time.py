@@ -361,13 +361,7 @@ class TimeModel:
         facts = self.table.facts
         weights = self.memory.engine_weights(layout, size=work.size)
         if facts.num_experts:
-            experts = (
-                facts.num_experts
-                * self._moe_layers
-                * self._expert_numbers()
-                * work.size
-                / layout.tp
-            )
+            experts = self.memory.expert_weights(layout, size=work.size)
             used_experts = 1 - (1 - facts.topk / facts.num_experts) ** running
             weights -= experts * (1 - used_experts)
         read = weights + running / layout.attention_dp * request_bytes

@@ -56,8 +56,6 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
             f"miles export {adapter} --to DIR --merge   # then --set model.path=DIR",
         ],
     )
-    if not lora.is_on:
-        return
     yield Rule(
         lora.type == "dora",
         "`train.lora.type=dora` cannot be served",
@@ -65,6 +63,8 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
         "serves W x + B A x, so it would sample from another policy",
         fix=["--set train.lora.type=lora", "--set train.lora.type=rslora"],
     )
+    if not lora.is_on:
+        return
     yield Rule(
         recipe.trains_scores,
         f"`train.objective={recipe.train.objective}` does not support an adapter",

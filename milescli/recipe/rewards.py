@@ -154,13 +154,13 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     )
     (target, limit), longest = rollout.length_bounds, rollout.max_response_tokens
     yield Rule(
-        "length" in rollout.reward_names and target >= min(limit, longest),
+        "length" in recipe.reward_names and target >= min(limit, longest),
         f"the length penalty cannot start at {target} tokens",
         why=f"the full penalty applies from {limit} tokens on, and a response has at most "
         f"{longest} (`rollout.max_response_tokens`), so the penalty cannot rise",
         fix=f"--set rollout.length.target_tokens={max(1, min(limit, longest) // 2)}",
     )
-    if "judge" in rollout.reward_names:
+    if "judge" in recipe.reward_names:
         yield from _url_rules(rollout.judge.url, "rollout.judge", reward="judge")
         yield from _judge_rules(rollout.judge)
     yield Rule(
@@ -172,7 +172,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
             "miles launch --recipe quickstart-reward-model   # to train such a model",
         ],
     )
-    if "remote" in rollout.reward_names:
+    if "remote" in recipe.reward_names:
         url = rollout.remote_reward.url
         yield from _url_rules(url, "rollout.remote_reward", reward="remote")
 

@@ -153,16 +153,21 @@ class Recipe(Section):
         return self.train.objective == "distillation" and self.train.distill.cache
 
     @property
+    def reward_names(self) -> list[str]:
+        """Return the names of all rewards, including those of roles and of sources of the mix."""
+        sources = [] if self.rollout.is_scored_by_agent else self.data.mix or []
+        own = [source.reward for source in sources if source.reward is not None]
+        return [*self.rollout.reward_names, *own]
+
+    @property
     def uses_reward_model(self) -> bool:
         """Return True if the reward `reward_model` scores samples."""
-        rewards = [*self.rollout.reward_names, *(each.reward for each in self.data.mix or [])]
-        return "reward_model" in rewards
+        return "reward_model" in self.reward_names
 
     @property
     def runs_code(self) -> bool:
         """Return True if code of the model runs on this machine."""
-        rewards = [*self.rollout.reward_names, *(each.reward for each in self.data.mix or [])]
-        is_required = "code" in rewards or "python" in self.rollout.tools
+        is_required = "code" in self.reward_names or "python" in self.rollout.tools
         return is_required and not self.rollout.code.url
 
     @property

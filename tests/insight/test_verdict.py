@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from milescli.insight.diagnoses import ALL
 from milescli.insight.facts import RunFacts
 from milescli.insight.verdict import verdict_of
 from milescli.recipe.keys import keys
+from milescli.recipe.load import load
 from tests.insight.planted import (
     BEGAN_S,
     Planted,
@@ -134,7 +136,7 @@ SICK = {
     ),
     "mixed-versions": Planted(
         plan={"max_staleness": 4},
-        recipe={"train.correction.kind": "none"},
+        recipe={"train.old_logprobs": "trainer"},
         samples=_samples(80, versions=(77, 78, 79)),
     ),
     "stale-groups-wasted": Planted(
@@ -202,8 +204,14 @@ HEALTHY = {
     "guessing": Planted(courses={"accept_length": (line(2.8, 3.0), 0.05)}, seed=7),
     "samples of two versions, corrected": Planted(
         plan={"max_staleness": 2},
-        recipe={"train.correction.kind": "importance"},
+        recipe={"train.old_logprobs": "trainer", "train.correction.kind": "importance"},
         samples=_samples(80, versions=(79, 80), text=""),
+        first_samples=_samples(1),
+    ),
+    "samples of two versions, their ratio to the engine": Planted(
+        plan={"max_staleness": 2},
+        recipe={"train.correction.kind": "none", "train.old_logprobs": "auto"},
+        samples=_samples(80, versions=(79, 80)),
         first_samples=_samples(1),
     ),
     "an engine was replaced once": Planted(lost=(40,)),
@@ -364,6 +372,18 @@ def test_every_key_that_is_advised_is_a_key_of_a_recipe() -> None:
     named = set(re.findall(rf"(?<![\w/.])(?:{sections})\.[a-z_.]*[a-z]", said))
     assert len(named) > 30
     assert not named - set(keys())
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("name", SICK | SLOW)
+def test_settings_that_are_advised_are_accepted(name: str, staleness: int, tmp_path: Path) -> None:
+    planted = (SICK | SLOW)[name]
+    planted = replace(planted, plan={"max_staleness": staleness, **planted.plan})
+    own = {"rollout.max_staleness": planted.plan["max_staleness"], **planted.recipe}
+    for advice in [text for one in planted.verdict().findings for text in one.advice]:
+        advised = re.findall(r"--set ([\w.]+)=([\w.-]*\w)", advice)
+        sets = [f"{key}={value}" for key, value in {**own, **dict(advised)}.items()]
+        load("quickstart-moe", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
 
 
 def test_every_diagnosis_has_its_line_on_the_page_and_its_name_in_the_finding() -> None:

@@ -3,11 +3,15 @@ what is refused."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from transformers import CONFIG_MAPPING
 
 from milescli import models
 from milescli.core.errors import CheckpointError
+from tests.families.cases import ALL
 
 SIZES = {
     "hidden_size": 24,
@@ -27,6 +31,20 @@ GLM = {
     "num_nextn_predict_layers": 1,
 }
 COPIES = {"model.layers.4.embed_tokens.weight", "model.layers.4.shared_head.head.weight"}
+
+
+CONFIGS = {str(case.config["model_type"]): case.config for case in ALL.values()}
+"""One tiny config of each family."""
+
+
+@pytest.mark.slow  # the import of transformers
+@pytest.mark.parametrize("family", [name for name in CONFIGS if name in CONFIG_MAPPING])
+def test_a_config_without_positions_has_the_default_of_transformers(family: str) -> None:
+    config = copy.deepcopy(CONFIGS[family])
+    for part in (config, config.get("text_config", {})):
+        part.pop("max_position_embeddings", None)
+    default = CONFIG_MAPPING[family]().get_text_config().max_position_embeddings
+    assert models.parse_facts(config).max_position_embeddings == default
 
 
 def test_windows_of_qwen2_begin_where_the_config_says() -> None:

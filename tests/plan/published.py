@@ -59,7 +59,7 @@ _DSA = (
 
 CAUSES = {
     _KV: "exceeds the model's 2 key/value heads",
-    _FP8: "an engine's weights are",
+    _FP8: "an engine of tp",
     _DSA: "sparse attention chooses among",
 }
 """Exception -> what the refusal says."""

@@ -46,7 +46,7 @@ def test_a_model_that_is_too_large_to_be_trained_there_can_be_asked() -> None:
 def test_a_model_that_no_engine_holds_is_refused_with_its_size() -> None:
     with pytest.raises(FitError, match="no engine with 1 x") as refused:
         plan_engines(_recipe(), read_machine("1xH100"), _facts("Qwen/Qwen3-235B-A22B"))
-    assert "its weights need 4" in refused.value.why
+    assert "an engine of tp 1 needs weights 43" in refused.value.why
 
 
 def test_on_a_cpu_there_are_as_many_engines_as_a_run_would_have() -> None:

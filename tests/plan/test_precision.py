@@ -14,6 +14,7 @@ from milescli.models.precision import FORMATS, Cut
 from milescli.plan.make import make_plan
 from milescli.plan.memory import memory_of
 from milescli.plan.precision import quantised_size
+from milescli.plan.search_space import search_space
 from milescli.plan.types import EngineLayout, Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
@@ -102,14 +103,36 @@ def test_weights_are_counted_to_the_byte() -> None:
     q, k, o = (4096, 2048), (512, 2048), (2048, 4096)
     expert, down = (768, 2048), (2048, 768)
     one = sum(layer.bytes_of(shape) for shape in (q, k, k, o))
-    one += 128 * (2 * layer.bytes_of(expert) + layer.bytes_of(down))
+    experts = 128 * (2 * layer.bytes_of(expert) + layer.bytes_of(down))
+    one += experts
     held = quantised_size(facts, "fp8", cut=Cut(), ep=1, exempt=())
     assert held.size_bytes == 48 * one
     memory = memory_of(recipe, facts)
     plain = 2 * (models.table(facts).num_parameters - held.numbers)
     assert memory.engine_weights(EngineLayout(), size=2) == plain + held.size_bytes
+    assert memory.expert_weights(EngineLayout(), size=2) == 48 * experts
     beside = memory.engine_weights(EngineLayout(), size=2, multiplies_plain=True)
     assert beside == 2 * models.table(facts).num_parameters + held.size_bytes
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_block", "nvfp4"])
+def test_each_token_waits_for_the_weights_that_all_tokens_use(precision: str) -> None:
+    recipe, facts = loaded(MOE, rollout__precision=precision)
+    space = search_space(
+        recipe,
+        parse_machine("8xB200"),
+        models.table(facts),
+        devices_per_node=8,
+        colocated=True,
+        size=2,
+    )
+    engine = EngineLayout(num=8)
+    dense = space.memory.engine_weights(engine, size=2) - space.memory.expert_weights(
+        engine, size=2
+    )
+    step_s, _, _ = space.time.decode_line(engine, space.work, running=8)
+    read_s = dense / space.time.device.memory_bandwidth
+    assert 0 < read_s < step_s - space.efficiency.decode_step_s
 
 
 def test_an_mtp_layer_is_counted_where_it_is_held() -> None:

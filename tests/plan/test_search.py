@@ -203,6 +203,19 @@ def test_activations_that_do_not_fit_are_computed_again_before_the_optimizer_mov
     assert not plan.trainer.offload_optimizer
 
 
+def test_a_stage_has_memory_for_updates_in_which_all_sequences_are_the_longest() -> None:
+    """By their mean lengths, the 8 sequences of an update would fill 4 microbatches."""
+    train = {"updates_per_step": 8, "max_tokens_per_microbatch": 9216, "recompute": "full"}
+
+    def activations(prompts: int) -> int:
+        rollout = {"prompts_per_step": prompts, "max_response_tokens": 8192}
+        plan = _plan("8xH200", _facts(layers=32), parallel={"pp": 8}, train=train, rollout=rollout)
+        assert plan.forecast is not None
+        return {part.name: part.size_bytes for part in plan.forecast.training}["activations"]
+
+    assert activations(8) == activations(64)
+
+
 def test_muon_has_memory_for_its_largest_matrix_and_stays_on_the_device() -> None:
     tight = _facts(layers=36)
     assert _plan("2xA100", tight).trainer.offload_optimizer, "AdamW's moments go to the host"

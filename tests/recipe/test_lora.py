@@ -25,6 +25,11 @@ def _loaded(recipe: str, *sets: str) -> LoadedRecipe:
         ("quickstart", ("train.lora.dropout=0.1",), "learns from samples"),
         ("quickstart", ("weights.format=tests.weights.formats:halves",), "with an adapter"),
         ("quickstart", ("train.lora.type=dora",), "`train.lora.type=dora` cannot be served"),
+        (
+            "quickstart",
+            ("train.lora.type=dora", "train.lora.rank=null"),
+            "`train.lora.type=dora` cannot be served",
+        ),
         ("quickstart-moe", ("parallel.etp=2", "parallel.tp=1"), "cannot exceed `parallel.tp=1`"),
     ],
 )

@@ -64,6 +64,24 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(place: Place) -> N
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("reward", "what"),
+    [
+        ("judge", "`judge` needs an address"),
+        ("remote", "`remote` needs an address"),
+        ("reward_model", "`reward_model` needs a model"),
+        ("length", "cannot start at 256"),
+    ],
+)
+def test_the_reward_of_a_source_needs_its_settings_too(
+    place: Place, reward: str, what: str
+) -> None:
+    mix = f"data.mix=[{{path: a.jsonl, reward: {reward}}}, {{path: b.jsonl}}]"
+    sets = ["data.prompts=null", mix, "rollout.length.target_tokens=256"]
+    with pytest.raises(RecipeError, match=what):
+        place.load(sets=sets)
+
+
 @pytest.mark.parametrize("sets", [JUDGE, REMOTE, ["rollout.reward=length"]])
 def test_what_is_complete_is_taken(place: Place, sets: list[str]) -> None:
     assert place.load(sets=sets).recipe.rollout.reward == sets[0].partition("=")[2]

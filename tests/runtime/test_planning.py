@@ -9,11 +9,13 @@ import pytest
 
 from milescli.backends.sglang.launch.servable import cpu_family, fault_of_record
 from milescli.core.errors import FitError, MachineError, RecipeError
+from milescli.core.files import read_json
+from milescli.listings.recipes import NO_MACHINE
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
-from milescli.recipe.templates import template_names
+from milescli.recipe.templates import MODELS_FILE, template_names, templates_dir
 from milescli.runtime.inputs.model_facts import planned_facts
-from milescli.runtime.planning import plan_only
+from milescli.runtime.planning import plan_only, plan_without_plugins
 from tests.families.cases import ALL
 
 
@@ -137,3 +139,25 @@ def test_a_length_that_the_model_has_no_positions_for_is_refused_by_the_plan(
     mended = ["data.max_prompt_tokens=256", fixes[0].removeprefix("--set ")]
     fixed = load("qwen3-0.6b", sets=mended, environ={}, cwd=tmp_path, home=tmp_path)
     assert plan_only(fixed, parse_machine("8xH200")).engines.num
+
+
+def test_the_reward_of_a_source_of_a_mix_is_loaded_by_the_plan(tmp_path: Path) -> None:
+    sets = ["data.prompts=null", "data.mix=[{path: task:sums, reward: gms8k}, {path: task:words}]"]
+    loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    with pytest.raises(RecipeError, match="gms8k"):
+        plan_only(loaded, parse_machine("cpu"))
+
+
+SMALLEST = read_json(templates_dir() / MODELS_FILE)["smallest_machines"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SMALLEST if SMALLEST[name] != NO_MACHINE])
+def test_a_recipe_is_planned_for_the_smallest_machine_that_the_list_names(
+    tmp_path: Path, name: str
+) -> None:
+    machine = parse_machine(SMALLEST[name])
+    sets = [f"machine.nodes={len(machine.nodes)}"]
+    loaded = load(name, sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    facts = planned_facts(loaded.recipe)
+    assert plan_without_plugins(loaded, machine, facts=facts).engines.num

@@ -59,7 +59,7 @@ def engine_trainer_drift(case: Case) -> Finding | None:
         f"and was {number(before)} at the start; {case.facts.precision} runs stay below "
         f"{number(bound)}",
         advice=(
-            "apply a correction: --set train.correction.kind=importance (truncated ratios)",
+            f"apply a correction: {_correction(case)}",
             "for a mixture of experts: --set train.routing_replay=true (R3)",
             "set weights.verify=true once, to see whether a publish loses a weight",
             "if fp8 or quantised engines differ more than the policy moves: serve bf16",
@@ -88,8 +88,7 @@ def engine_trainer_mismatch(case: Case) -> Finding | None:
         f"[1/2, 2], over {check['num_tokens']} tokens{correction}",
         advice=(
             "for a mixture of experts: --set train.routing_replay=true (R3), the usual cause",
-            "--set train.algorithm=tis (truncated ratios), or icepop (excludes tokens that "
-            "differ too much)",
+            _correction(case),
             "use one precision for both: --set train.precision=fp32 shows whether only rounding "
             "causes it; quantised engines differ more",
         ),
@@ -98,6 +97,17 @@ def engine_trainer_mismatch(case: Case) -> Finding | None:
         "(IcePop); Ma et al. (R3), arXiv 2510.11370",
         columns=(DIFF, LARGEST),
         steps=(check["after"], check["after"]),
+    )
+
+
+def _correction(case: Case) -> str:
+    """Return the algorithms that correct the difference. If the policy ratio is to the engine's
+    log-probs, as in a run with stale samples, only one of them does not correct it twice."""
+    if case.facts.old_logprobs == "engine":
+        return "--set train.algorithm=decoupled_ppo (truncated ratios, clipped about the trainer)"
+    return (
+        "--set train.algorithm=tis (truncated ratios), or icepop (excludes tokens that differ too "
+        "much)"
     )
 
 

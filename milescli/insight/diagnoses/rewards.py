@@ -93,9 +93,9 @@ def reward_falling(case: Case) -> Finding | None:
         evidence=f"the mean reward peaked at {number(best)} and is {number(now.mean())} over the "
         f"last {len(now)} steps",
         advice=(
-            "restart from its best weights: miles export RUN --step N --to DIR, then miles "
-            "launch --recipe RUN/recipe.yaml --set model.path=DIR",
-            "a lower train.optimizer.lr; a KL to the reference: --set train.kl_coef=0.001",
+            "go back to a checkpoint before the fall, with a lower learning rate: miles fork RUN "
+            "--step N --set train.optimizer.lr=...",
+            "a KL to the reference in a new run: --set train.kl_coef=0.001",
             "find what changed first: see entropy, |engine - trainer| and response length",
         ),
         source="a window's mean against the best window's, over five standard errors of its noise",

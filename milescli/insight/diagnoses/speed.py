@@ -97,7 +97,7 @@ def _side(
 _FASTER_ROLLOUT = (
     "let rollout run ahead: --set rollout.max_staleness=1",
     "use speculative decoding: --set rollout.speculative.kind=ngram",
-    "if a few long responses delay a step: --set rollout.order=done, with max_staleness",
+    "if a few long responses delay a step: --set rollout.order=done --set rollout.max_staleness=2",
 )
 _FASTER_TRAINING = (
     "use larger microbatches: --set train.max_tokens_per_microbatch=...",

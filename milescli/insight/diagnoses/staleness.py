@@ -49,8 +49,8 @@ def stale_groups_wasted(case: Case) -> Finding | None:
         evidence=f"{share:.0%} of the tokens of the last steps belong to groups that were "
         "discarded as too old",
         advice=(
-            "raise rollout.max_staleness and add a correction (--set "
-            "train.correction.kind=importance)",
+            "raise rollout.max_staleness and weigh stale samples: --set "
+            "train.algorithm=decoupled_ppo",
             "use fewer engines: rollout runs too far ahead of the trainer",
         ),
         source="flow/wasted_tokens over all that was sampled",
@@ -64,7 +64,7 @@ def mixed_versions(case: Case) -> Finding | None:
     mixed = sum(len(sample_versions) > 1 for sample_versions in versions)
     is_corrected = (
         case.facts.key("train.correction.kind", "none") != "none"
-        or case.facts.key("train.old_logprobs") == "engine"
+        or case.facts.old_logprobs == "engine"
     )
     if not versions or mixed < MIXED * len(versions) or is_corrected or not case.facts.recipe:
         return None
@@ -73,9 +73,9 @@ def mixed_versions(case: Case) -> Finding | None:
         Level.WARNING,
         "Most samples mix several weight versions",
         evidence=f"{mixed} of the {len(versions)} newest stored samples have tokens of more than "
-        "one weight version, and train.correction.kind is none",
+        "one weight version, train.old_logprobs is trainer, and train.correction.kind is none",
         advice=(
-            "--set train.correction.kind=importance, or train.old_logprobs=engine",
+            "--set train.algorithm=decoupled_ppo, or train.old_logprobs=engine",
             "--set rollout.on_update=drain limits each sample to one version",
         ),
         source="Fu et al. (AReaL), arXiv 2505.24298, section 5.2: interrupted generation needs a "

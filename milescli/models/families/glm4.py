@@ -20,6 +20,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     return llama.plain_facts(
         config,
         family="glm4",
+        default_positions=131_072,
         num_kv_heads=fields.number(config, "num_key_value_heads", default=2, kind=int),
         head_dim=fields.number(config, "head_dim", default=128, kind=int),
         norm_eps=fields.number(config, "rms_norm_eps", default=1.5625e-07, kind=float),

@@ -31,6 +31,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     return llama.plain_facts(
         config,
         family="glm4_moe",
+        default_positions=131_072,
         layers=plain_layers(
             num_layers, moe=tuple(layer >= num_dense for layer in range(num_layers))
         ),

@@ -33,10 +33,17 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     )
 
 
-def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -> ModelFacts:
+def plain_facts(
+    config: Mapping[str, object],
+    *,
+    family: str,
+    default_positions: int = 2048,
+    **known: object,
+) -> ModelFacts:
     """Parse the facts of a decoder with grouped attention and gated SiLU from the fields that all
-    such configs have. `known` holds fields of ModelFacts that the family fixes. Raises
-    CheckpointError for fields that are missing or impossible."""
+    such configs have. `default_positions` applies to a config without `max_position_embeddings`, as
+    transformers has it for the family; `known` holds fields of ModelFacts that the family fixes.
+    Raises CheckpointError for fields that are missing or impossible."""
     fields.refuse(
         config,
         "hidden_act",
@@ -58,7 +65,7 @@ def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -
         "tied_embeddings": fields.number(config, "tie_word_embeddings", default=False, kind=bool),
         "norm_eps": fields.number(config, "rms_norm_eps", default=1e-6, kind=float),
         "max_position_embeddings": fields.number(
-            config, "max_position_embeddings", default=2048, kind=int
+            config, "max_position_embeddings", default=default_positions, kind=int
         ),
         "qk_norm": False,
         "qkv_bias": False,

@@ -26,6 +26,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     return llama.plain_facts(
         config,
         family="minimax_m2",
+        default_positions=196_608,
         layers=plain_layers(num_layers, moe=(True,) * num_layers),
         head_dim=head_dim,
         ffn_hidden_size=0,

@@ -24,6 +24,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     model = llama.plain_facts(
         config,
         family="mistral",
+        default_positions=131_072,
         num_kv_heads=fields.number(config, "num_key_value_heads", default=8, kind=int),
     )
     # null means none, unlike a field that is left out

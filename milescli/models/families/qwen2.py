@@ -15,7 +15,7 @@ from milescli.models.families import llama
 def facts(config: Mapping[str, object], *, family: str = "qwen2") -> ModelFacts:
     """Parse the ModelFacts of a `qwen2` config. Raises CheckpointError for what the trainer cannot
     compute."""
-    model = llama.plain_facts(config, family=family, qkv_bias=True)
+    model = llama.plain_facts(config, family=family, default_positions=32_768, qkv_bias=True)
     window = fields.number(config, "sliding_window", default=4096, kind=int)
     # null means none here, unlike a field that is left out
     uses_window = (

@@ -31,9 +31,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     return llama.plain_facts(
         config,
         family="qwen3",
-        max_position_embeddings=fields.number(
-            config, "max_position_embeddings", default=32_768, kind=int
-        ),
+        default_positions=32_768,
         qk_norm=True,
     )
 

@@ -26,7 +26,8 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     what the trainer cannot compute."""
     family, text = str(config.get("model_type")), hybrid.text_config(config)
     fields.refuse(text, "norm_topk_prob", unless=True, why="transformers always normalises")
-    model = _TEXT[family].facts(vision.text_rope_config({**text, "norm_topk_prob": True}))
+    decoder = {"max_position_embeddings": 128_000, **text, "norm_topk_prob": True}
+    model = _TEXT[family].facts(vision.text_rope_config(decoder))
     if model.num_experts and model.hidden_size in (
         model.moe_ffn_hidden_size,
         2 * model.moe_ffn_hidden_size,

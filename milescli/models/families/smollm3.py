@@ -25,6 +25,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     return llama.plain_facts(
         config,
         family="smollm3",
+        default_positions=32_768,
         layers=tuple(Layer(unrotated=not turns) for turns in _rotating_layers(config)),
         num_kv_heads=fields.number(config, "num_key_value_heads", default=4, kind=int),
         tied_embeddings=fields.number(config, "tie_word_embeddings", default=True, kind=bool),

@@ -33,7 +33,7 @@ from milescli.plan.types import Plan
 from milescli.recipe.machine import RunSettings
 from milescli.recipe.schema import Recipe
 from milescli.recipe.store_url import NO_STORE
-from milescli.recipe.templates import shipped_shape
+from milescli.recipe.templates import shipped_shape, template_names
 
 if TYPE_CHECKING:
     from milescli.backends.sglang.client.teacher import ServedTeachers
@@ -125,7 +125,8 @@ class AuxiliaryModel:
     def is_on_hub(self) -> bool:
         """Return True if the path looks like a name on the hub, and cannot be a local folder."""
         folder = Path(self.path).expanduser()
-        return not (folder.is_absolute() or self.path.count("/") != 1 or folder.parent.is_dir())
+        is_local = folder.is_absolute() or folder.parent.is_dir() or is_run_path(self.path)
+        return self.path.count("/") == 1 and not is_local
 
     @property
     def _copy(self) -> str:
@@ -139,18 +140,28 @@ class AuxiliaryModel:
                 f"the {self.what} {self.path} does not exist",
                 why=f"`{self.key}` must name a Hugging Face folder, a model on the hub, or the "
                 "directory of a run",
-                fix=[_command_that_makes(folder), f"name another model in {self.key}"],
+                fix=[
+                    launch_that_makes(folder) or f"miles export RUN --to {folder}",
+                    f"name another model in {self.key}",
+                ],
             )
         return folder
 
 
-def _command_that_makes(folder: Path) -> str:
-    """Return a command that creates the model of a missing folder. A run's default name is its
-    recipe's and a number."""
+def is_run_path(path: str) -> bool:
+    """Return True if the path lies in the usual folder of runs: it is no name on the hub, even if
+    there is no run yet."""
+    parts = Path(path).parts
+    return len(parts) > 1 and parts[0] == RunSettings().dir
+
+
+def launch_that_makes(folder: Path) -> str | None:
+    """Return the command that makes a missing run of a built-in recipe, whose default name is the
+    recipe's and a number; None for other folders."""
     of_run = re.fullmatch(r"(.+)-\d+", folder.name)
-    if folder.parent.name == RunSettings().dir and of_run:
+    if folder.parent.name == RunSettings().dir and of_run and of_run[1] in template_names():
         return f"miles launch --recipe {of_run[1]} --name {folder.name}"
-    return f"miles export RUN --to {folder}"
+    return None
 
 
 def is_checkpoint(folder: Path) -> bool:

@@ -23,7 +23,12 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.model import Model, ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import nearest_template, shipped_shape
-from milescli.runtime.inputs.auxiliary_models import checkpoint_of, is_checkpoint
+from milescli.runtime.inputs.auxiliary_models import (
+    checkpoint_of,
+    is_checkpoint,
+    is_run_path,
+    launch_that_makes,
+)
 
 
 def facts_of_recipe(model: Model) -> ModelFacts:
@@ -52,6 +57,7 @@ def _refuse_missing(path: str, folder: Path) -> None:
     is_local = (
         path.startswith(("/", ".", "~"))
         or path.count("/") > 1
+        or is_run_path(path)
         or (folder.parent.name and folder.parent.is_dir())
     )
     if folder.is_dir() or not is_local:
@@ -59,6 +65,8 @@ def _refuse_missing(path: str, folder: Path) -> None:
     beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
     guess = nearest(folder.name, [one.name for one in beside if one.is_dir()])
     near = [f"--set model.path={folder.parent / guess}"] if guess else []
+    if launch := launch_that_makes(folder):
+        near.append(launch)
     raise RecipeError(
         f"the model {path} does not exist",
         why="it is a file" if folder.exists() else f"{folder.absolute()} does not exist",

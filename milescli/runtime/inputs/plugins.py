@@ -46,6 +46,7 @@ def load_plugins(recipe: Recipe) -> None:
 def check_plugins_quickly(recipe: Recipe) -> None:
     """Check the plug-ins of the driver, and whether the names of those of the trainer's ranks are
     known. Takes no time. Raises as `load_plugins`."""
+    _check_rewards(recipe)
     _check_rollout(recipe.rollout)
     for point, name in _named(recipe, _OF_DRIVER):
         if name not in point.builtin:
@@ -83,10 +84,15 @@ def _named(recipe: Recipe, points: tuple[PlugPoint, ...]) -> Iterator[tuple[Plug
             yield point, name
 
 
-def _check_rollout(rollout: Rollout) -> None:
+def _check_rewards(recipe: Recipe) -> None:
     from milescli.rollout.rewards import load_all_rewards
+    from milescli.runtime.inputs.data_files import rollouts_of
 
-    load_all_rewards(rollout)
+    for rollout in rollouts_of(recipe):
+        load_all_rewards(rollout)
+
+
+def _check_rollout(rollout: Rollout) -> None:
     GENERATIONS.path_of(rollout.generation)
     has_settings = inspect.isclass(AGENTS.resolve(rollout.agent))
     has_own = rollout.agent not in AGENTS.builtin or rollout.generation not in GENERATIONS.builtin

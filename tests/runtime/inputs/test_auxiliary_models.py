@@ -350,7 +350,16 @@ def test_a_teacher_that_is_not_there_is_refused_with_what_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, fix: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
+    recipe = _teacher_recipe(tmp_path, path)
     with pytest.raises(RecipeError, match="does not exist") as refused:
-        teacher_facts(_teacher_recipe(tmp_path, path))
+        teacher_facts(recipe)
     assert fix in refused.value.fixes
+
+
+def test_a_run_that_is_to_be_trained_further_and_is_not_there_is_not_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="runs/quickstart-1 does not exist") as refused:
+        facts_of_recipe(Model(path="runs/quickstart-1"))
+    assert "miles launch --recipe quickstart --name quickstart-1" in refused.value.fixes
