@@ -400,8 +400,9 @@ def with_remedies(
 ) -> FitError:
     """Return the same refusal with fixes that were tried: the fix that it already proposes, and
     unless `only_proposed`, removed pins, fewer tokens, more devices, an adapter. Proposals in words
-    are kept."""
+    are kept. If nothing fits, a proposal that leads to another refusal is told with it."""
     fixes: dict[str, str] = {}
+    first: list[str] = []
     for trial in _remedy_trials(error, recipe, machine):
         if only_proposed and trial.kind != "proposed":
             break
@@ -409,7 +410,11 @@ def with_remedies(
             continue
         try:
             plan = plans(_changed(recipe, trial.changes))
-        except (FitError, RecipeError, ValueError):  # or the recipe cannot be changed so
+        except FitError as other:
+            if trial.kind == "proposed" and other.what != error.what:
+                first.append(f"first {trial.options}; then {other.what}")
+            continue
+        except (RecipeError, ValueError):  # the recipe cannot be changed so
             continue
         then = f"   # then {summary(plan.trainer)} fits" if "pin" in trial.kind else ""
         then = "   # train an adapter instead of all weights" if trial.kind == "adapter" else then
@@ -418,7 +423,7 @@ def with_remedies(
     return type(error)(
         error.what,
         why=error.why,
-        fix=[*dict.fromkeys(fixes.values()), *words] or _manual_remedies(machine),
+        fix=[*dict.fromkeys(fixes.values()), *words] or [*first, *_manual_remedies(machine)],
     )
 
 

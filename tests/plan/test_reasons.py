@@ -77,3 +77,20 @@ def test_engines_that_do_not_fit_are_refused_with_what_is_missing(
     with pytest.raises(FitError, match=r"the engines of recipe `qwen3-0.6b` do not fit") as refused:
         planned("qwen3-0.6b", machine, *sets)
     assert re.search(reason, refused.value.why), refused.value.why
+
+
+@pytest.mark.parametrize(
+    ("recipe", "machine", "setting", "fix"),
+    [
+        ("qwen3.5-9b", "2xRTX4090", "parallel.tp=3", "--set parallel.tp=2"),
+        ("qwen3-32b", "1xA100", "rollout.precision=fp8_block", "--set rollout.precision=bf16"),
+    ],
+)
+def test_a_refusal_names_its_own_fix_first_even_if_the_model_does_not_fit_then(
+    recipe: str, machine: str, setting: str, fix: str
+) -> None:
+    with pytest.raises(FitError) as refused:
+        planned(recipe, machine, setting)
+    assert refused.value.fixes[0].startswith(f"first {fix}; then recipe `{recipe}` does not fit")
+    with pytest.raises(FitError, match="does not fit"):
+        planned(recipe, machine, setting, *as_sets(fix))
