@@ -400,9 +400,9 @@ def with_remedies(
 ) -> FitError:
     """Return the same refusal with fixes that were tried: the fix that it already proposes, and
     unless `only_proposed`, removed pins, fewer tokens, more devices, an adapter. Proposals in words
-    are kept; so is a proposal that leads to another refusal, if nothing fits."""
+    are kept. If nothing fits, a proposal that leads to another refusal is told with it."""
     fixes: dict[str, str] = {}
-    half: list[str] = []
+    first: list[str] = []
     for trial in _remedy_trials(error, recipe, machine):
         if only_proposed and trial.kind != "proposed":
             break
@@ -412,7 +412,7 @@ def with_remedies(
             plan = plans(_changed(recipe, trial.changes))
         except FitError as other:
             if trial.kind == "proposed" and other.what != error.what:
-                half.append(trial.options)
+                first.append(f"first {trial.options}; then {other.what}")
             continue
         except (RecipeError, ValueError):  # the recipe cannot be changed so
             continue
@@ -423,7 +423,7 @@ def with_remedies(
     return type(error)(
         error.what,
         why=error.why,
-        fix=[*dict.fromkeys(fixes.values()), *words] or half or _manual_remedies(machine),
+        fix=[*dict.fromkeys(fixes.values()), *words] or [*first, *_manual_remedies(machine)],
     )
 
 

@@ -86,11 +86,11 @@ def test_engines_that_do_not_fit_are_refused_with_what_is_missing(
         ("qwen3-32b", "1xA100", "rollout.precision=fp8_block", "--set rollout.precision=bf16"),
     ],
 )
-def test_a_refusal_keeps_its_own_fix_if_the_next_one_is_of_the_memory(
+def test_a_refusal_names_its_own_fix_first_even_if_the_model_does_not_fit_then(
     recipe: str, machine: str, setting: str, fix: str
 ) -> None:
     with pytest.raises(FitError) as refused:
         planned(recipe, machine, setting)
-    assert refused.value.fixes == [fix]
+    assert refused.value.fixes[0].startswith(f"first {fix}; then recipe `{recipe}` does not fit")
     with pytest.raises(FitError, match="does not fit"):
         planned(recipe, machine, setting, *as_sets(fix))
