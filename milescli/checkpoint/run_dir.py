@@ -291,12 +291,13 @@ def verdict_file(log_dir: Path) -> Path:
     return log_dir / "verdict.json"
 
 
-def read_jsonl(file: Path) -> Iterator[dict[str, object]]:
-    """Yield the JSON objects of a file, one per line. Skips a line that is torn or still being
-    written. Yields nothing without a file."""
+def read_jsonl(file: Path, *, after: int = 0) -> Iterator[dict[str, object]]:
+    """Yield the JSON objects of a file from byte `after` on, one per line. Skips a line that is
+    torn or still being written. Yields nothing without a file."""
     if not file.exists():
         return
     with open_regular(file) as lines:
+        lines.seek(after)
         for line in lines:
             try:
                 record = parse_json(line)
@@ -338,7 +339,9 @@ def is_locked(run: RunDir) -> bool:
         return False
     except MachineError:  # a run that was copied to a file system without locks can be looked at
         host, _, driver = _content(run.lock_file).strip().partition(" ")
-        return host == socket.gethostname() and Path("/proc", driver).is_dir()
+        if not driver.isdecimal():
+            return False
+        return host != socket.gethostname() or Path("/proc", driver).is_dir()
     except OSError:
         return True
 

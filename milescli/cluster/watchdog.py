@@ -232,7 +232,8 @@ def _remove_shared_memory(
     for entry in Path("/dev/shm").glob("*"):
         parts = entry.name.replace("-", "_").split("_")
         if parts[0] in named and any(part.isdigit() and int(part) in pids for part in parts):
-            entry.unlink(missing_ok=True)
+            with suppress(OSError):  # gone meanwhile, or another user's
+                entry.unlink()
 
 
 def main() -> None:

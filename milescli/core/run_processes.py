@@ -31,7 +31,7 @@ def state_of(pid: int) -> str | None:
     """Return the kernel's letter for the state of a process (R, S, D, Z, T, t); None: it has ended.
     Needs /proc."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return _fields_after_name(pid)[0].decode()
     except OSError:
         return None
 
@@ -40,10 +40,15 @@ def cpu_seconds(pid: int) -> float:
     """Return the processor time of a process on this computer so far; 0.0 if it has ended. Needs
     /proc."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _fields_after_name(pid)
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _fields_after_name(pid: int) -> list[bytes]:
+    """Return the fields of a process's stat file after its name, which may be any bytes."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
 BUSY_SHARE = 0.05

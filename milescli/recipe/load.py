@@ -343,12 +343,14 @@ def refuse_two_lengths(loaded: LoadedRecipe) -> None:
 
 
 def with_steps(loaded: LoadedRecipe, num_rows: int) -> LoadedRecipe:
-    """Set `train.steps` from `train.epochs`, if given; a resumed run has its steps. Raises
-    RecipeError if the steps contradict the rest."""
+    """Set `train.steps` from `train.epochs`, if given, in its place: a resumed run has its steps.
+    Raises RecipeError if the steps contradict the rest."""
     train = loaded.recipe.train
     if train.epochs is None:
         return loaded
     steps = max(1, math.ceil(train.epochs * num_rows / train.batch_size))
-    recipe = loaded.recipe.model_copy(update={"train": train.model_copy(update={"steps": steps})})
+    recipe = loaded.recipe.model_copy(
+        update={"train": train.model_copy(update={"steps": steps, "epochs": None})}
+    )
     origins = {**loaded.origins, "train.steps": loaded.origins["train.epochs"]}
     return replace(loaded, recipe=recipe, origins=origins, warnings=check(recipe, origins))

@@ -324,7 +324,8 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     """Yield the rules for the optimizer."""
     train, optimizer, scratch = recipe.train, recipe.train.optimizer, recipe.model.scratch
     yield Rule(
-        optimizer.warmup_steps >= train.steps,
+        # the steps of epochs are known when the data is read
+        train.epochs is None and optimizer.warmup_steps >= train.steps,
         "the learning rate would never reach its value",
         why=f"train.optimizer.warmup_steps {optimizer.warmup_steps}, train.steps {train.steps}",
         fix=f"--set train.optimizer.warmup_steps={train.steps // 10}",

@@ -229,7 +229,8 @@ class _Links:
             new.parent.mkdir(parents=True, exist_ok=True)
             if file.is_symlink():
                 file = file.resolve()
-                if self._trunk not in file.parents:  # it stays when the trunk is removed
+                if {self._trunk, folder.resolve()}.isdisjoint(file.parents):
+                    # it stays when the trunk is removed
                     new.symlink_to(file)
                     continue
             try:

@@ -145,14 +145,17 @@ class SweepDir:
         for trial in latest.values():
             trial.state = self._state(trial)
             if trial.state is TrialState.DONE:
-                trial.error = {}  # a user mended it, and resumed its run
+                trial.error = {}  # a user resumed its run to the end
         return [latest[number] for number in sorted(latest)]
 
     def _state(self, trial: Trial) -> TrialState:
         run = self.run_of(trial)
         state = state_of(run) if run.is_run else "not started"
         if trial.state in (*ENDED, TrialState.PAUSED):
-            is_mended = trial.state is TrialState.FAILED and state == "done"
+            is_mended = state == "done" and trial.state in (
+                TrialState.FAILED,
+                TrialState.STOPPED_EARLY,
+            )
             return TrialState.DONE if is_mended else trial.state
         # a failure that the sweep was not there to see is tried again
         again = {"not started": TrialState.WAITING, "killed": TrialState.STOPPED}

@@ -138,7 +138,13 @@ def require_objective(loaded: LoadedRecipe, sweep: Sweep) -> None:
                 fix="write `set: {eval.every: 10}` into the sweep file",
             ),
             Rule(
-                schedules and recipe.train.epochs is None and rung >= recipe.train.steps,
+                schedules and recipe.train.epochs is not None,
+                f"`scheduler: {scheduler}` needs the number of steps",
+                why="`train.epochs` is set, so the number of steps is known when a trial starts",
+                fix="write `set: {train.epochs: null, train.steps: N}` into the sweep file",
+            ),
+            Rule(
+                schedules and rung >= recipe.train.steps,
                 f"`scheduler: {scheduler}` would never act",
                 why=f"it first compares at step {rung} of {recipe.train.steps}",
                 fix=f"write `rung_steps: {max(1, recipe.train.steps // 3)}` into the sweep file, "

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.store import write_atomically
 from milescli.core.private import without_paths
 from milescli.core.units import format_few
 from milescli.insight.case import LOSS, REWARD
 from milescli.insight.reader import read_history
-from milescli.recipe.resolved import resolved_yaml
+from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.resolved import load_resolved, resolved_yaml
 from milescli.recipe.sweep import Dimension
 from milescli.report.evaluations import evaluations_of
 from milescli.report.formats import INTERVAL, accuracy, interval, signature
@@ -157,11 +159,22 @@ def write_results(folder: SweepDir, result: SweepResult) -> None:
     if result.winner is None:
         return
     planner = TrialPlanner(sweep=folder.sweep, recipe=folder.recipe, cwd=folder.cwd)
-    loaded = planner.load(result.winner.settings, name=None)
+    loaded = _with_length_of(folder, planner.load(result.winner.settings, name=None), result.winner)
     head = (
         f"# Trial {result.winner.run} of the sweep {folder.name}: {_result_text(result.winner)}\n"
     )
     write_atomically(folder.winner_file, head + resolved_yaml(loaded))
+
+
+def _with_length_of(folder: SweepDir, loaded: LoadedRecipe, winner: TrialResult) -> LoadedRecipe:
+    """Return the recipe with the trial's number of steps in place of epochs."""
+    train = loaded.recipe.train
+    if train.epochs is None:
+        return loaded
+    run = RunDir(folder.path.parent / winner.run)
+    steps = load_resolved(run.recipe_file).recipe.train.steps
+    trained = train.model_copy(update={"steps": steps, "epochs": None})
+    return replace(loaded, recipe=loaded.recipe.model_copy(update={"train": trained}))
 
 
 def _result_text(one: TrialResult) -> str:

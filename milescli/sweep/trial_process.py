@@ -97,8 +97,8 @@ class TrialProcess:
 
     def _error(self, code: int) -> dict[str, Any]:
         """Return the last error of its process, or else the verdict of its run."""
-        errors = [line for line in read_jsonl(self.log) if line.get("kind") == "error"]
-        if errors and self.log.stat().st_size > self._said_before:
+        lines = read_jsonl(self.log, after=self._said_before)
+        if errors := [line for line in lines if line.get("kind") == "error"]:
             return {key: errors[-1][key] for key in ("error", "why", "fix") if key in errors[-1]}
         verdict = (self.run.verdict() or {}) if self.run.path.exists() else {}
         if isinstance(error := verdict.get("error"), dict):

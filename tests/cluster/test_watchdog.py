@@ -20,7 +20,7 @@ from milescli.cluster.watchdog import (
     is_watching,
     start_watchdog,
 )
-from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
+from milescli.core.run_processes import TOKEN_VARIABLE, cpu_seconds, processes_of
 from tests.waiting import runs, until
 
 DRIVER = textwrap.dedent(
@@ -47,6 +47,20 @@ print("up", flush=True)
 time.sleep(600)
 """
 """A child of the driver that does not end when it is asked to."""
+
+
+def test_a_process_may_have_any_name(tmp_path: Path) -> None:
+    program = tmp_path / "проверка_ответов"  # the kernel cuts it within a character
+    program.write_bytes(Path("/bin/sleep").read_bytes())
+    program.chmod(0o755)
+    process = subprocess.Popen([program, "600"], env={TOKEN_VARIABLE: "of-any-name"})
+    try:
+        until(lambda: Path(f"/proc/{process.pid}/comm").read_bytes().startswith("п".encode()))
+        assert [*processes_of("of-any-name")] == [process.pid]
+        assert cpu_seconds(process.pid) >= 0.0
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

@@ -138,6 +138,9 @@ def test_a_template_without_developer_messages_shows_them_as_those_of_the_system
     made = ChatTokenizer(tokenizer.inner, folder=tokenizer.folder, template=template)
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     assert made.render(messages) == shown
+    if template == _DROPS:  # some take a system message in the first place alone
+        both = [{"role": "system", "content": "You are X."}, *messages]
+        assert made.render(both) == "[system]You are X.\n\nBe brief.[user]hi"
 
 
 def test_of_a_chat_that_is_too_long_its_beginning_is_enough(tokenizer: ChatTokenizer) -> None:

@@ -24,6 +24,7 @@ def test_epochs_become_steps_and_say_who_set_them(tmp_path: Path) -> None:
     made = with_steps(loaded, 101)
     assert made.recipe.train.steps == 16
     assert str(made.origins["train.steps"]) == "--set train.epochs=1.5"
+    assert made.recipe.train.epochs is None, "a run's recipe can be launched again"
     assert with_steps(loaded, 1).recipe.train.steps == 1
     plain = _load(tmp_path, "train.steps=7")
     assert with_steps(plain, 1000) is plain
@@ -32,6 +33,8 @@ def test_epochs_become_steps_and_say_who_set_them(tmp_path: Path) -> None:
 def test_two_lengths_are_refused_and_steps_that_do_not_go_with_the_rest(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="the length of the training twice"):
         refuse_two_lengths(_load(tmp_path, "train.epochs=2", "train.steps=7"))
+    long = _load(tmp_path, "train.epochs=1", "train.optimizer.warmup_steps=120")
+    assert with_steps(long, 6400).recipe.train.steps > 120
     warm = _load(tmp_path, "train.epochs=1", "train.optimizer.warmup_steps=50")
     with pytest.raises(RecipeError, match="never reach its value"):
         with_steps(warm, 64)

@@ -171,8 +171,8 @@ class RecordingSession(SessionBase):
         prompt and seed are filled in. `max_tokens`: the longest line that the run was planned for.
         `vocab_size`: size of the model's vocabulary; a larger token id would crash the engines;
         None: the caller sends none. `chat_form`: None if no chat is used. `others`: role -> the
-        untrained engine that plays it. `cuts_stop`: texts end before the stop string, as clients
-        of OpenAI expect; the tokens are whole."""
+        untrained engine that plays it. `cuts_stop`: texts end before the stop string of the
+        request, as clients of OpenAI expect; the tokens are whole."""
         self._engine = engine
         self._others = others or {}
         self._played_by: dict[str, RecordingSession] = {}
@@ -238,9 +238,11 @@ class RecordingSession(SessionBase):
     ) -> Turn:
         """Sample a response to the tokens, and record it."""
         prompt_ids = self._checked_prompt(token_ids, max_new_tokens)
-        call, stop = self._call(prompt_ids, self._spans_in(prompt_ids)), self._stop_of(stop)
-        completion = await self._sample(call, max_new_tokens=max_new_tokens, stop=stop)
-        return self._record(call, self._turn(call, completion, stop), completion)
+        call, cut = self._call(prompt_ids, self._spans_in(prompt_ids)), self._cut_of(stop)
+        completion = await self._sample(
+            call, max_new_tokens=max_new_tokens, stop=self._stop_of(stop)
+        )
+        return self._record(call, self._turn(call, completion, cut), completion)
 
     def _call(self, prompt_ids: array[int], image_spans: Sequence[ImageSpan]) -> _Call:
         return _Call(prompt=self._prompts.add(prompt_ids), image_spans=image_spans)
@@ -249,6 +251,11 @@ class RecordingSession(SessionBase):
         """Return the stop strings of a call."""
         stop = [stop] if isinstance(stop, str) else stop
         return list(self._settings.stop if stop is None else stop)
+
+    def _cut_of(self, stop: Sequence[str] | None) -> list[str]:
+        """Return the stop strings before which the texts of a call end: those that it names. Those
+        of the recipe may be a part of the answer, such as the end of a tool call."""
+        return self._stop_of(stop) if self._cuts_stop and stop is not None else []
 
     async def _sample(
         self,
@@ -294,12 +301,11 @@ class RecordingSession(SessionBase):
         )
         return completion
 
-    def _turn(self, call: _Call, completion: Completion, stop: list[str]) -> Turn:
-        text = self._decode(completion.response_ids)
+    def _turn(self, call: _Call, completion: Completion, cut: list[str]) -> Turn:
         return Turn(
             prompt_ids=call.prompt.items.tolist(),
             response_ids=completion.response_ids,
-            text=before_stop(text, stop) if self._cuts_stop else text,
+            text=before_stop(self._decode(completion.response_ids), cut),
             stop_reason=completion.stop_reason,
             logprobs=completion.logprobs,
         )
@@ -350,7 +356,7 @@ class RecordingSession(SessionBase):
         if asked.image_spans:
             self._show(prompt_ids, asked.image_spans)
             self._images.update((image.sha256, image) for image in asked.images)
-        call, stop = self._call(prompt_ids, asked.image_spans), self._stop_of(stop)
+        call, cut = self._call(prompt_ids, asked.image_spans), self._cut_of(stop)
         parse = None
         if form.parser is not None:
             parse = partial(form.parser.parse, tools=tools, prompt_end=asked.text)
@@ -361,19 +367,19 @@ class RecordingSession(SessionBase):
                 decode=self._decode if parse is None else conversations.text,
                 parse=parse,
                 has_tools=bool(tools),
-                stop=stop if self._cuts_stop else (),
+                stop=cut,
             )
         on_tokens = pieces.add if pieces is not None else None
         completion = await self._sample(
-            call, max_new_tokens=max_new_tokens, stop=stop, on_tokens=on_tokens
+            call, max_new_tokens=max_new_tokens, stop=self._stop_of(stop), on_tokens=on_tokens
         )
         if pieces is not None:
             await pieces.end()
-        turn = self._turn(call, completion, stop)
+        turn = self._turn(call, completion, cut)
         parsed = Parsed(content=turn.text)
         if parse is not None:
             text, _ = conversations.split_ending(turn)
-            parsed = await parse(before_stop(text, stop) if self._cuts_stop else text)
+            parsed = await parse(before_stop(text, cut))
         self._record(call, turn, completion)
         message = reply_message(parsed, number=self._num_tool_calls)
         conversations.record(asked, turn, message)

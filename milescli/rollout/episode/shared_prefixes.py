@@ -41,6 +41,8 @@ class SharedPrefixes(Generic[Items]):
         """Store a sequence, which the caller must not change afterwards."""
         for line in reversed(self._lines):
             common = min(len(line), len(items))
+            if common and line[common - 1] != items[common - 1]:
+                continue  # most branches differ there, and need not be compared whole
             if line[:common] == items[:common]:
                 line.extend(items[common:])
                 return Prefix(line, len(items))
@@ -107,6 +109,9 @@ class Turns(Sequence[Turn]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __reduce__(self) -> tuple[type[list], tuple[list[Turn]]]:
+        return list, (list(self),)
 
     def __repr__(self) -> str:
         return repr(list(self))

@@ -237,8 +237,9 @@ def _with_linked_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
         ids = [call.get("id") for call in calls]
         for at in range(len(ids)):
             result_id = results[at].get("tool_call_id") if at < len(results) else None
+            while f"call_{number}" in ids:
+                number += 1
             ids[at] = ids[at] or (result_id not in ids and result_id) or f"call_{number}"
-            number += 1
         message["tool_calls"] = [
             {"id": id_, "type": "function", "function": _with_text_arguments(call)}
             for call, id_ in zip(calls, ids, strict=True)
@@ -252,7 +253,7 @@ def _with_linked_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 
 
 def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function", call)
+    function = call.get("function") or call
     arguments = function.get("arguments") or {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"name": function.get("name"), "arguments": text}

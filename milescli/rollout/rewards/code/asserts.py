@@ -16,6 +16,8 @@ from typing import Any
 _RESPONSE_MODULES = frozenset({"solution", "main"})
 """Module names by which tests import the response."""
 _MISSING_MODULES = frozenset({"pytest", "unittest"})
+_RESPONSE_NAME = "_response_"
+"""Prefix of a name of the response that the tests have, too."""
 _CHAINS = (ast.Call, ast.Attribute, ast.Subscript)
 _SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 Step = dict[str, Any]
@@ -43,14 +45,15 @@ class SplitAsserts:
 
 def split_asserts(tests: Sequence[str]) -> SplitAsserts:
     """Split all tests of a label. Raises Ungradable."""
-    splitter = _Splitter()
+    statements = list[ast.stmt]()
     for number, text in enumerate(tests):
         try:
-            body = ast.parse(text).body
+            statements += _inline_tests(ast.parse(text).body)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise Ungradable(f"assert {number + 1} is not valid Python: {error}") from None
-        for statement in _inline_tests(body):
-            splitter.add(statement)
+    splitter = _Splitter(statements)
+    for statement in statements:
+        splitter.add(statement)
     if not splitter.steps.num_asserts:
         raise Ungradable("it asserts nothing")
     return splitter.steps
@@ -70,6 +73,7 @@ def _inline_tests(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 class _Splitter:
     """Splits the statements of a label one after the other."""
 
+    statements: Sequence[ast.stmt]
     steps: SplitAsserts = field(default_factory=SplitAsserts)
     known: set[str] = field(default_factory=lambda: set(dir(builtins)))
     """Names that have the same value in both places."""
@@ -137,12 +141,48 @@ class _Splitter:
         self.known.discard(name)  # a function `sum` of the response is not the built-in one
         self.bound.discard(name)
         if is_module:
-            self.modules.add(name)
+            self._add_module(name)
         elif name != alias.name:
             self.steps.response_steps.append({"do": f"{name} = {alias.name}"})
 
+    def _add_module(self, name: str) -> None:
+        """Let the tests use the response by the name of a module."""
+        self.modules.add(name)
+        nodes = [node for statement in self.statements for node in ast.walk(statement)]
+        named = [node for node in nodes if self._is_in_module(node)]
+        for attribute in sorted({node.attr for node in named if self._is_own_name(node.attr)}):
+            step = {"do": f"{_RESPONSE_NAME}{attribute} = {attribute}"}
+            self.steps.response_steps.append(step)
+        within = {id(node.value) for node in named}
+        is_alone = any(
+            isinstance(node, ast.Name) and node.id == name and id(node) not in within
+            for node in nodes
+        )
+        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+        is_own = any(alias.name in (name, "*") for each in imports for alias in each.names)
+        if is_alone and not is_own:  # such as hasattr(solution, "add")
+            namespace = '__import__("types").SimpleNamespace(**globals())'
+            self.steps.response_steps.append({"do": f"{name} = {namespace}"})
+
+    def _is_in_module(self, node: object) -> bool:
+        """Return True for `solution.add`."""
+        return (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in self.modules - self.bound
+        )
+
+    def _is_own_name(self, name: str) -> bool:
+        """Return True if the tests bind the name anywhere."""
+        return any(
+            name in names_assigned(statement)
+            or any(isinstance(node, ast.arg) and node.arg == name for node in ast.walk(statement))
+            for statement in self.statements
+        )
+
     def _name_directly(self, statement: ast.stmt) -> None:
-        """Replace `solution.add` in the statement by `add`, as it runs in the response's module."""
+        """Replace `solution.add` in the statement by `add`, as it runs in the response's module; by
+        another name if the tests have an `add` of their own."""
         for node in ast.walk(statement):
             for field_name, value in ast.iter_fields(node):
                 inner = value if isinstance(value, list) else [value]
@@ -150,14 +190,11 @@ class _Splitter:
                 setattr(node, field_name, named if isinstance(value, list) else named[0])
 
     def _without_module(self, node: object) -> object:
-        if not (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in self.modules - self.bound
-        ):
+        if not self._is_in_module(node):
             return node
-        if node.attr in self.bound:
-            raise Ungradable(f"`{node.attr}` is a name of the tests and of the response")
+        assert isinstance(node, ast.Attribute)
+        if self._is_own_name(node.attr):
+            return ast.Name(id=f"{_RESPONSE_NAME}{node.attr}", ctx=node.ctx)
         self.known.discard(node.attr)
         return ast.Name(id=node.attr, ctx=node.ctx)
 

@@ -92,8 +92,12 @@ def names_of(tests: Tests) -> set[str]:
         return set()
     asked = tests.split.response_steps
     parts = [ast.parse(step["do"] if "do" in step else step["value"]) for step in asked]
-    own = set().union(*map(names_assigned, parts))
-    return set().union(*map(names_read, parts)) - own - set(dir(builtins))
+    needed, own = set[str](), set(dir(builtins))
+    for part in parts:
+        own_there = names_assigned(part)
+        needed |= names_read(part) - own - own_there
+        own |= own_there
+    return needed
 
 
 def _listed(value: object, name: str) -> list[Any]:

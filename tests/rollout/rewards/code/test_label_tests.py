@@ -32,10 +32,6 @@ from milescli.rollout.rewards.code.label_tests import (
         ({"asserts": ["assert all(f(i) for i in range(3))"]}, "inside of a loop"),
         ({"asserts": ["import pytest\nassert f(1)"]}, "not in the sandbox"),
         ({"asserts": ["import solution.tree\nassert f(1)"]}, "single module"),
-        (
-            {"asserts": ["import main\nf = 3\nassert main.f(1) == f"]},
-            "the tests and of the",
-        ),
     ],
 )
 def test_a_label_that_cannot_be_graded_says_why(label: dict[str, Any], why: str) -> None:
@@ -62,6 +58,7 @@ def test_only_the_questions_go_to_the_code() -> None:
         ({"fn_name": "add", "inputs": [[1]], "outputs": [1]}, {"add"}),
         ({"asserts": ["x = [1]\nassert len(add(x)) == 1", "assert Box(2).area"]}, {"add", "Box"}),
         ({"asserts": ["import solution as s, math\nassert s.add(1)"]}, {"add"}),
+        ({"asserts": ["import main\nadd = main.add(1)\nassert add"]}, {"add"}),
         ({"asserts": ["from main import add as plus\nassert plus(1)"]}, {"add"}),
     ],
 )

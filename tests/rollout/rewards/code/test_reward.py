@@ -107,6 +107,19 @@ CLASS = "class S:\n    def __init__(s): s.x = []\n    def push(s, v): s.x.append
         ),
         ("def sum(x): return -1", ["from main import sum\nassert sum([2]) == -1"]),
         ("def sum(x): return -1", ["import main\nassert main.sum([2]) == -1"]),
+        ("def f(x): return x", ["import solution\nf = solution.f(2)\nassert f == 2"]),
+        (
+            "def f(x): return x",
+            ["import solution\ndef run():\n    f = solution.f(2)\n    return f\nassert run() == 2"],
+        ),
+        (
+            "def f(x): return x",
+            ["import solution\nxs = [solution.f(f) for f in (1, 2)]\nassert xs == [1, 2]"],
+        ),
+        (
+            "def f(x): return x",
+            ["import solution\nassert hasattr(solution, 'f') and solution.f(2) == 2"],
+        ),
         (
             "def solution(n): return n < 2 or n * solution(n - 1)",
             [
