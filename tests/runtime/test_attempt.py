@@ -145,7 +145,7 @@ class _Cluster:
         sets = ["machine.nodes=2", "machine.address=10.0.0.1:6379"]
         nowhere = Path("/nowhere")
         spec = SimpleNamespace(
-            run=SimpleNamespace(path=nowhere, shown="runs/one"),
+            run=SimpleNamespace(path=nowhere, typed="runs/one"),
             nodes=self.nodes(["a"]),
             inputs=SimpleNamespace(model_dir=nowhere, teacher_dirs=[], facts=None),
             full_recipe=load("quickstart", sets=sets, environ={}, cwd=nowhere, home=nowhere),
