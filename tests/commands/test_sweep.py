@@ -50,6 +50,8 @@ def test_trials_that_cannot_run_are_shown_with_the_planner_s_error(miles: Miles)
         (f"recipe: quickstart\nset: {{data.eval: null, eval.every: 0}}\n{LR}", 3, "held-out"),
         (f"recipe: quickstart\nscheduler: asha\nset: {{eval.every: 0}}\n{LR}", 3, "to compare"),
         (f"recipe: quickstart\nscheduler: asha\nrung_steps: 30\n{LR}", 3, "never act"),
+        (f"recipe: quickstart-sft\nscheduler: asha\nset: {{train.epochs: 2}}\n{LR}", 3,
+         "needs the number of steps"),
         ("recipe: quickstart\nscheduler: pbt\nsearch: {train.optimizer.beta1: "
          "{uniform: [0.8, 0.9]}}", 3, "`train.optimizer.beta1`"),
         ("recipe: quickstart\nsearch: {train.algorithm: {choice: [grqo]}}", 3, "`grqo`"),
