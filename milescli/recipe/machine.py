@@ -194,8 +194,8 @@ class RunSettings(Section):
     for an environment variable; use one for an address that contains a secret."""
     alerts_on: list[str] = Field(default=["end", "failure", "stop", "stall"])
     """Events that send an alert: end, failure, stop, stall (the run writes nothing for much longer
-    than a step takes), and names of diagnoses (docs/verdict.md): [failure, stall,
-    entropy-collapse]."""
+    than a step takes), and names of diagnoses (docs/verdict.md) except the hints about speed:
+    [failure, stall, entropy-collapse]."""
     keep_groups: NonNegative = 4
     """Number of groups per step to store in rollouts/, for reading token by token."""
     hooks: HookSettings = HookSettings()

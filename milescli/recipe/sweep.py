@@ -24,7 +24,8 @@ OWN_KEYS = ("run.name", "run.dir", "adapters")
 """Keys that a sweep sets itself, or does not support."""
 MEASURES = (
     *("eval", "data.eval", "rollout.reward", "rollout.reward_model", "rollout.remote_reward"),
-    "rollout.harbor",
+    *("rollout.harbor", "rollout.match", "rollout.format", "rollout.length"),
+    *("rollout.instructions", "rollout.judge", "rollout.code"),
 )
 """Keys and sections that say how accuracy is measured; they must be equal in all trials."""
 DEFAULT_TRIALS = 10

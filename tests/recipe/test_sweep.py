@@ -67,6 +67,11 @@ def test_a_grid_has_every_combination_and_other_searchers_a_default(tmp_path: Pa
         ("recipe: a\nsearch: {train.lr: {choice: [1]}}\n", "`train.lr`", "train.optimizer.lr"),
         ("recipe: a\nsearch: {run.name: {choice: [a]}}\n", "`run.name`", "names its trials"),
         ("recipe: a\nsearch: {rollout.reward: {choice: [a]}}\n", "`rollout.reward`", "measured"),
+        (
+            "recipe: a\nsearch: {rollout.judge.scale: {choice: [5]}}\n",
+            "`rollout.judge.scale`",
+            "measured",
+        ),
         ("recipe: a\nsearch: {eval.top_p: {choice: [1]}}\n", "`eval.top_p`", "below `set`"),
         ("recipe: a\nsearch: {run.seed: {chioce: [1]}}\n", "`run.seed`", "nearest is `choice`"),
         ("recipe: a\nsearch: {run.seed: 3}\n", "no valid search space", "exactly one of"),
