@@ -376,12 +376,13 @@ def _file_of(name: str, hub: str, given: str | None, into: Path, *, output: Outp
         except DataError:  # a folder of one subset alone
             chosen = choose_files(replace(data, subset=None), paths, card=card_text, key=_KEY)
     except DataError as error:
+        takes_file = BENCHMARKS[name].examples_hub is None
         raise DataError(
             f"{here} is not a copy of {data.spelled()}",
             why=f"{error.what}; {error.why}",
             fix=[
                 f"--data {name}   # downloads it from the hub",
-                f"--data {name}=FILE   # a file of its split",
+                *([f"--data {name}=FILE   # a file of its split"] * takes_file),
             ],
         ) from None
     files = [here / path for path in chosen]
