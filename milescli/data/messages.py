@@ -427,3 +427,21 @@ def parsed(text: Any) -> Any:
 def kind_in(value: object) -> str:
     """Return the name of a value's kind, for an error."""
     return "an image, a sound or a video" if is_media(value) else kind_of(value)
+
+
+def with_system_message(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the messages with developer messages as system messages; those that begin a chat are
+    one message, as templates take a system message in the first place alone."""
+    converted: list[Mapping[str, Any]] = []
+    for message in messages:
+        if message.get("role") == "developer":
+            message = {**message, "role": "system"}
+        before = converted[0] if len(converted) == 1 else {}
+        texts = (before.get("content"), message.get("content"))
+        if before.get("role") == message.get("role") == "system" and all(
+            isinstance(text, str) for text in texts
+        ):
+            converted = [{**before, "content": "\n\n".join(map(str, texts))}]
+        else:
+            converted.append(message)
+    return converted

@@ -24,6 +24,7 @@ from milescli.data.chat_template import (
     template_of_folder,
 )
 from milescli.data.images import PromptImages, prompt_images
+from milescli.data.messages import with_system_message
 from milescli.data.prompt_encoder import Message
 from milescli.platform.lazy import without_torch
 
@@ -184,7 +185,7 @@ class ChatTokenizer:
         """Return messages in the form that the template supports: developer messages as such or as
         system messages, and images as parts or as text with the tokens that mark an image."""
         if any(one.get("role") == "developer" for one in messages) and not self._supports_developer:
-            messages = _with_system_message(messages)
+            messages = with_system_message(messages)
         if self.images is None or self._supports_parts:
             return messages
         opening = self.images.opening_id
@@ -425,24 +426,6 @@ def _template(
             fix="--set data.chat_template=FILE   # copy the right one into its own file",
         ) from error
     return template_of_folder(template, folder)
-
-
-def _with_system_message(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with developer messages as system messages; those that begin a chat are
-    one message, as templates take a system message in the first place alone."""
-    converted: list[Message] = []
-    for message in messages:
-        if message.get("role") == "developer":
-            message = {**message, "role": "system"}
-        before = converted[0] if len(converted) == 1 else {}
-        texts = (before.get("content"), message.get("content"))
-        if before.get("role") == message.get("role") == "system" and all(
-            isinstance(text, str) for text in texts
-        ):
-            converted = [{**before, "content": "\n\n".join(map(str, texts))}]
-        else:
-            converted.append(message)
-    return converted
 
 
 def _render_raw(messages: Sequence[Message]) -> str:
