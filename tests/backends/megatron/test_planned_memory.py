@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import pytest
 
+from milescli.backends.megatron.layers.dsa import QUERIES
 from milescli.models import parse_facts, table
 from milescli.models.adapter import adapter_table
 from milescli.models.latent import with_indexer
 from milescli.models.mtp import with_mtp
-from milescli.plan.activations import Packing
+from milescli.plan.activations import INDEXED_QUERIES, Packing
 from milescli.plan.memory import MemoryModel, TrainerBytes, TrainerLoad, shape_of
 from milescli.plan.types import TrainerLayout
 from milescli.recipe.lora import Lora
@@ -42,6 +43,10 @@ def planned(case: MemoryCase) -> list[TrainerBytes]:
     if case.rank:
         adapter = adapter_table(base, shape_of(Lora(rank=case.rank)))
     return MemoryModel(base, adapter).stages(layout, wish)
+
+
+def test_the_plan_counts_as_many_scored_queries_as_a_rank_computes_at_a_time() -> None:
+    assert INDEXED_QUERIES == QUERIES
 
 
 @pytest.mark.parametrize(

@@ -83,10 +83,13 @@ class _Splitter:
     """Statements of plain values that were not sent yet: the names in them, and their text."""
     modules: set[str] = field(default_factory=set)
     """Names by which the tests import the response as a module."""
+    own_names: set[str] = field(default_factory=set)
+    """Names that the tests bind anywhere; known as soon as they import a module."""
 
     def add(self, statement: ast.stmt) -> None:
         """Split one more statement. Raises Ungradable."""
-        self._name_directly(statement)
+        if self.modules:
+            self._name_directly(statement)
         if isinstance(statement, ast.Assert):
             self._assert(statement.test)
             return
@@ -148,9 +151,11 @@ class _Splitter:
     def _add_module(self, name: str) -> None:
         """Let the tests use the response by the name of a module."""
         self.modules.add(name)
+        self.own_names = set().union(*map(names_assigned, self.statements))
         nodes = [node for statement in self.statements for node in ast.walk(statement)]
+        self.own_names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
         named = [node for node in nodes if self._is_in_module(node)]
-        for attribute in sorted({node.attr for node in named if self._is_own_name(node.attr)}):
+        for attribute in sorted({node.attr for node in named} & self.own_names):
             step = {"do": f"{_RESPONSE_NAME}{attribute} = {attribute}"}
             self.steps.response_steps.append(step)
         within = {id(node.value) for node in named}
@@ -169,15 +174,8 @@ class _Splitter:
         return (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
-            and node.value.id in self.modules - self.bound
-        )
-
-    def _is_own_name(self, name: str) -> bool:
-        """Return True if the tests bind the name anywhere."""
-        return any(
-            name in names_assigned(statement)
-            or any(isinstance(node, ast.arg) and node.arg == name for node in ast.walk(statement))
-            for statement in self.statements
+            and node.value.id in self.modules
+            and node.value.id not in self.bound
         )
 
     def _name_directly(self, statement: ast.stmt) -> None:
@@ -193,7 +191,7 @@ class _Splitter:
         if not self._is_in_module(node):
             return node
         assert isinstance(node, ast.Attribute)
-        if self._is_own_name(node.attr):
+        if node.attr in self.own_names:
             return ast.Name(id=f"{_RESPONSE_NAME}{node.attr}", ctx=node.ctx)
         self.known.discard(node.attr)
         return ast.Name(id=node.attr, ctx=node.ctx)
