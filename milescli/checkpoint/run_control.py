@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -65,7 +66,7 @@ def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
             f"another computer drives the run `{run.name}`",
             why=f"process {driver.pid} on {driver.host} drives it, and this computer is "
             f"{socket.gethostname()}",
-            fix=f"ssh {driver.host} miles stop {run.path}",
+            fix=f"ssh {driver.host} miles stop {shlex.quote(str(run.path))}",
         )
     if not _has_open(driver.pid, run.lock_file):
         raise MachineError(
@@ -155,7 +156,7 @@ def require_deletable(run: RunDir) -> None:
         raise CheckpointError(
             f"`{run.name}` is only a part of a run",
             why="it is one of the adapters that the run trains together",
-            fix=f"miles rm {run.path.parent.parent}   # deletes all of them",
+            fix=f"miles rm {RunDir(run.path.parent.parent).typed}   # deletes all of them",
         )
     if is_locked(run):
         raise running_error(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -168,8 +169,8 @@ class CheckpointStore:
                 why="\n".join([*(f"{error.what}: {error.why}" for error in damages), *lost]),
                 fix=[
                     f"restore the original files in {self.folder}",
-                    f"miles launch --recipe {self.folder.parent}/recipe.yaml --name "
-                    f"{self.folder.parent.name}-new   # a new run",
+                    f"miles launch --recipe {shlex.quote(f'{self.folder.parent}/recipe.yaml')} "
+                    f"--name {shlex.quote(f'{self.folder.parent.name}-new')}   # a new run",
                 ],
             )
         return None, damages
@@ -212,7 +213,8 @@ class CheckpointStore:
         it."""
         run = self.folder.parent
         adapters = sorted(path for path in (run / ADAPTERS).glob("*") if path.is_dir())
-        return [f"{path}   # one of its adapters" for path in adapters] or [f"miles resume {run}"]
+        words = [f"{shlex.quote(str(path))}   # one of its adapters" for path in adapters]
+        return words or [f"miles resume {shlex.quote(str(run))}"]
 
     def _newest_intact_before(self, step: int) -> int | None:
         for earlier in reversed([other for other in self.steps() if other < step]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
         raise CheckpointError(
             f"`{run}` is a sweep, not a run",
             why="its trials are runs, and are named after it",
-            fix=[f"miles report {run}   # lists its trials", f"use `{sweep.name}-1`"],
+            fix=[f"miles report {shlex.quote(run)}   # lists its trials", f"use `{sweep.name}-1`"],
         )
     names = run_names(folder)
     guess = nearest(Path(run).name, names)

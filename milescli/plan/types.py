@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -303,7 +304,8 @@ class Plan:
                 why=f"{why}; it says in which layout and precision the run's model was trained",
                 fix=[
                     f"put {file.name} back as it was",
-                    f"miles resume {file.parent} --steps N   # goes on, and writes it again",
+                    f"miles resume {shlex.quote(str(file.parent))} --steps N   # goes on, and "
+                    "writes it again",
                 ],
             ) from None
 

@@ -40,7 +40,7 @@ class EngineTrainerCheck:
     has_experts: bool
     devices: Devices
     """Engines and trainer, with equal weights; they take turns if they share devices."""
-    run_shown: str
+    run_typed: str
     """The run, as commands name it."""
 
     async def run(self, prompts: Sequence[Prompt]) -> EngineTrainerChecked:
@@ -56,7 +56,7 @@ class EngineTrainerCheck:
             found = replace(found, agreement=Agreement.EXPLAINED)
         if found.agreement is Agreement.WRONG:
             where = await self._blame(prompts, found)
-            raise _mismatch_error(found, where, run=self.run_shown)
+            raise _mismatch_error(found, where, run=self.run_typed)
         if self.devices.engines_asleep:
             await self.devices.publish(self.devices.version)
         return EngineTrainerChecked(

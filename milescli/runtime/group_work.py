@@ -201,7 +201,7 @@ class GroupWork:
     async def _on_trained(self, step: int, report: StepReport) -> None:
         """Raise MismatchError if the plan says that steps are exact and this one was not."""
         engine_trainer_check.require_exact(
-            self.spec.plan, report, step=step, run=self.spec.run.shown
+            self.spec.plan, report, step=step, run=self.spec.run.typed
         )
 
     async def _on_done(self, event: StepDone, groups: list[Group]) -> None:
@@ -236,7 +236,7 @@ class GroupWork:
             num_layers=spec.inputs.facts.num_layers,
             has_experts=spec.inputs.facts.num_moe_layers > 0,
             devices=devices,
-            run_shown=self.spec.run.shown,
+            run_typed=self.spec.run.typed,
         )
         checked = await check.run(prompts[: engine_trainer_check.NUM_PROMPTS])
         if checked.agreement == Agreement.EXPLAINED:

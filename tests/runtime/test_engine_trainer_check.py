@@ -110,7 +110,7 @@ async def _run(pair: Pair, *, colocated: bool, plan: Plan):
         num_layers=NUM_LAYERS,
         has_experts=False,
         devices=devices,
-        run_shown="runs/x",
+        run_typed="runs/x",
     )
     checked = await check.run(
         [Prompt(index=index, token_ids=[1, 2, 3, 4], text="?") for index in range(3)]

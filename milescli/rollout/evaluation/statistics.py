@@ -184,9 +184,11 @@ def permutation_p(gains: Sequence[float]) -> float:
 def mcnemar(only_a: int, only_b: int) -> float:
     """Return the two-sided p of the exact test: of the prompts that exactly one of two models gets
     right, each would get half (McNemar 1947; the binomial instead of chi-squared)."""
-    num, fewer = only_a + only_b, min(only_a, only_b)
-    tail = sum(math.comb(num, count) for count in range(fewer + 1))
-    return min(1.0, float(Fraction(2 * tail, 2**num)))
+    fewer, more = sorted((only_a, only_b))
+    if fewer == more:
+        return 1.0
+    # the binomial's tail as a beta function (Abramowitz and Stegun 1964, 26.5.24)
+    return min(1.0, 2 * _beta_share(0.5, more, fewer + 1))
 
 
 def two_sided_p(t: float, freedom: int) -> float:

@@ -5,6 +5,7 @@ filters and batches stay the work of `rollout.collect`."""
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -400,7 +401,7 @@ class Collectors:
         return WorkerDied(
             f"the samples of {num_groups} groups were lost while a step learned from them",
             why="their process died, no journal has them, and newer weights sample others",
-            fix=f"miles resume {self._run}   # from the newest checkpoint",
+            fix=f"miles resume {shlex.quote(self._run)}   # from the newest checkpoint",
         )
 
     async def _pieces(self, worker: Worker, order: SequenceOrder) -> list[Any]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
+import zipfile
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -15,6 +17,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from milescli.core.concurrency import in_thread
+from milescli.core.errors import CheckpointError
 from milescli.core.types import Pair, TeacherTokens, Trajectory
 from milescli.plan.types import Plan
 from milescli.runtime.recovery.supervise import StopFlag
@@ -35,18 +38,13 @@ class RowCache(Generic[Row]):
     directory. Rows with equal tokens share their numbers."""
 
     def __init__(self, file: Path, *arrays: str) -> None:
-        """Open the cache; create its folder if necessary. `arrays`: names of the arrays of each
-        sequence."""
+        """Open the cache. `arrays`: names of the arrays of each sequence. Raises CheckpointError if
+        the file is damaged."""
         self._file, self._arrays = file, arrays
         self._known: dict[str, Numbers] = {}
         """Fingerprint of a line's tokens -> its numbers."""
         if file.exists():
-            with np.load(file, allow_pickle=False) as stored:
-                ends = np.cumsum(stored["lengths"])[:-1]
-                parts = (np.split(stored[name], ends) for name in arrays)
-                self._known = dict(
-                    zip(map(str, stored["names"]), zip(*parts, strict=True), strict=True)
-                )
+            self._known = _read(file, arrays)
 
     def missing(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows that the model has not scored."""
@@ -153,6 +151,20 @@ class TeacherCache(RowCache[Trajectory]):
             )
             for reply in await self._served(lines)
         ]
+
+
+def _read(file: Path, arrays: Sequence[str]) -> dict[str, Numbers]:
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            ends = np.cumsum(stored["lengths"])[:-1]
+            parts = (np.split(stored[name], ends) for name in arrays)
+            return dict(zip(map(str, stored["names"]), zip(*parts, strict=True), strict=True))
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"{file} cannot be read",
+            why=f"{error}; it holds what a frozen model says about the rows of the run",
+            fix=f"rm {shlex.quote(str(file))}   # then resume: that model scores the rows again",
+        ) from None
 
 
 def trajectories_of(row: Trajectory | Pair) -> Sequence[Trajectory]:

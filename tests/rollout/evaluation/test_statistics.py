@@ -59,7 +59,7 @@ def _share_won(subset: tuple[str | None, ...]) -> float:
 
 
 @few
-@given(st.integers(0, 12), st.integers(0, 12))
+@given(st.integers(0, 300), st.integers(0, 300))
 def test_mcnemar_counts_all_outcomes_at_least_as_uneven(only_a: int, only_b: int) -> None:
     num, seen = only_a + only_b, abs(only_a - only_b)
     uneven = sum(math.comb(num, heads) for heads in range(num + 1) if abs(2 * heads - num) >= seen)
@@ -75,6 +75,7 @@ def test_mcnemar_on_figures_that_are_published() -> None:
     assert mcnemar(1, 9) == pytest.approx(22 / 1024)
     assert mcnemar(0, 6) == pytest.approx(2 / 64)
     assert mcnemar(0, 0) == mcnemar(5, 5) == 1.0
+    assert mcnemar(3000, 3100) == pytest.approx(stats.binomtest(3000, 6100).pvalue)
 
 
 @few

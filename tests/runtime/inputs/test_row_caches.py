@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from milescli.conversion.base import fingerprint
-from milescli.core.errors import Stopped
+from milescli.core.errors import CheckpointError, Stopped
 from milescli.core.types import Pair, Trajectory
 from milescli.runtime.inputs import row_caches as reference_cache
 from milescli.runtime.inputs.row_caches import ReferenceCache, TeacherCache
@@ -93,6 +93,24 @@ def test_a_teacher_with_other_files_is_asked_anew(tmp_path: Path) -> None:
     assert _teacher(tmp_path).missing(_rows()) == []
     (tmp_path / "model" / "config.json").write_text("{  }")
     assert len(_teacher(tmp_path).missing(_rows())) == 3
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-40], lambda _: b"", lambda _: b"torn"])
+def test_a_damaged_file_is_named_and_need_only_be_deleted(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    async def told() -> None:
+        ranks = Ranks(StopFlag(), [4, 3, 7, 3, 5, 3])
+        await ReferenceCache(tmp_path / "a b").add(
+            _pairs(), trainer=ranks, plan=PLAN, stop=StopFlag()
+        )
+
+    asyncio.run(told())
+    (file,) = (tmp_path / "a b").iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(CheckpointError) as caught:
+        ReferenceCache(tmp_path / "a b")
+    assert caught.value.fixes[0].startswith(f"rm '{file}' ")
 
 
 def _teacher(folder: Path) -> TeacherCache:
