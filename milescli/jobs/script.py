@@ -111,11 +111,18 @@ def slurm_values(job: Job) -> dict[str, str]:
     notice_s = SHORTEST_NOTICE_S
     if forecast:
         notice_s = max(SHORTEST_NOTICE_S, math.ceil(2 * forecast.step_s) + SAVE_S)
-        run_s = forecast.step_s * job.plan.steps
-        minutes = math.ceil(min(LONGEST_S, 2 * run_s + START_S) / 60)
+        run_s, steps = forecast.step_s * job.plan.steps, job.plan.steps
+        limit_s = min(LONGEST_S, 2 * run_s + START_S)
+        basis = (
+            f"{steps} steps are estimated at {format_duration(run_s)}: twice that and half an "
+            "hour, a day at most"
+        )
+        if job.loaded.recipe.train.epochs is not None:
+            limit_s = LONGEST_S
+            basis = "a day: the rows decide the number of steps (`train.epochs`)"
+        minutes = math.ceil(limit_s / 60)
         lines += [
-            f"# {job.plan.steps} steps are estimated at {format_duration(run_s)}: twice that and "
-            "half an hour, a day at most",
+            f"# {basis}",
             f"#SBATCH --time={minutes // 60:02}:{minutes % 60:02}:00",
         ]
     return {

@@ -107,6 +107,12 @@ def test_a_dry_run_is_one_screen_of_what_was_set_and_decided(
         assert word in rest, word
 
 
+def test_a_dry_run_says_that_epochs_have_no_steps_before_rows_are_read(miles: Miles) -> None:
+    words = ("launch", "quickstart-sft", "--dry-run", "--on", "1xH200")
+    assert "`train.epochs` is 3" in miles(*words, "--set", "train.epochs=3").err
+    assert "epochs" not in miles(*words).err
+
+
 def test_a_verbose_dry_run_names_the_origin_of_every_value(
     miles: Miles, replace: Replace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,7 +210,8 @@ def test_slurm_gets_twice_the_forecast_and_half_an_hour_but_no_more_than_a_day()
     short, long = job(train__steps="--steps 10"), job(train__steps="--steps 10000000")
     assert short.plan.forecast is not None
     assert minutes(short) == -(-(20 * short.plan.forecast.step_s + 1800) // 60)
-    assert minutes(long) == 24 * 60
+    by_epochs = job("train.epochs=3", recipe="quickstart-sft")
+    assert minutes(long) == minutes(by_epochs) == 24 * 60
     assert "#SBATCH --time" not in script(job(machine="cpu"), "slurm")
 
 

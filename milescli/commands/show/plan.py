@@ -153,6 +153,11 @@ def show_plan(
     output.json("plan", payload)
     with paging(output):
         _show(plan, loaded, alerts, output=output, is_all=with_origins, price=price_per_gpu_hour)
+    if (epochs := loaded.recipe.train.epochs) is not None:
+        output.note(
+            f"`train.epochs` is {epochs:g}, and the plan reads no rows: its steps, GPU-hours and "
+            f"cost are of {plan.steps} steps"
+        )
     rest = "" if with_origins else "; -v shows the rest: placement, memory, every choice and key"
     output.note(f"nothing was started{rest}")
 
