@@ -67,6 +67,7 @@ from milescli.runtime.inputs.file_reports import (
     report_unread_file,
 )
 from milescli.runtime.inputs.model_facts import planned_facts
+from milescli.runtime.inputs.run_data import prompts_need_label, require_hinted
 from milescli.runtime.inputs.run_inputs import stop_ids_of_turns
 
 
@@ -96,6 +97,10 @@ class Part:
     field: str
     rollout: Rollout | None
     """How the prompts are scored; None if that is not known."""
+    needs_label: bool | None = None
+    """None: not known; a label that could be either of two columns is then a problem."""
+    num_graded: int | None = None
+    """So many of the prompts are scored; None: all."""
     roles: Mapping[str, Role] = field(default_factory=dict)
     """The roles of its episodes, if there are several."""
     files: list[FileReport] = field(default_factory=list)
@@ -208,6 +213,12 @@ def _compare(
 ) -> None:
     """Make the checks of a run, and add the outcomes to `check`."""
     loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
+    for part in check.parts:
+        if part.field == "prompts" and part.loaded is not None and not recipe.data.mix:
+            try:
+                require_hinted(recipe, part.loaded.report)
+            except DataError as error:
+                check.problems.append(error)
     subject = CheckSubject(
         recipe=recipe,
         facts=facts,
@@ -266,6 +277,7 @@ def _parts(recipe: Recipe, data: Data) -> Iterator[Part]:
             named=names_in(named.path),
             field="prompts",
             rollout=rollout,
+            needs_label=prompts_need_label(recipe, rollout, source=source.called),
             roles=roles_of(rollout),
         )
     for name in FIELDS:
@@ -276,6 +288,13 @@ def _parts(recipe: Recipe, data: Data) -> Iterator[Part]:
                 named=names_in(getattr(recipe.data, name)),
                 field=name,
                 rollout=None if name == "demonstrations" else recipe.rollout,
+                needs_label=name != "demonstrations"
+                and (
+                    prompts_need_label(recipe, recipe.rollout)
+                    if name == "prompts"
+                    else needs_label(recipe.rollout)
+                ),
+                num_graded=recipe.eval.num_prompts if name == "eval" else None,
                 roles=roles_of(recipe.rollout),
                 kind=kind_of_rows(recipe) if name in ("train", "validation") else None,
             )
@@ -294,14 +313,11 @@ def _check_parts(
         if part.kind is not None:
             _check_rows(part, part.kind, tokenizer, check, folder=run.path)
             continue
-        # of a file alone it is not known: a label that could be either of two columns is a problem
-        wants = needs_label(part.rollout) if part.rollout is not None else None
-        wants = False if part.field == "demonstrations" else wants
         try:
             part.files, files = report_prompt_files(
                 part.data,
                 part.field,
-                needs_label=wants,
+                needs_label=part.needs_label,
                 with_lengths=tokenizer is None,
                 folder=run.path,
                 output=output,
@@ -335,8 +351,10 @@ def _check_parts(
         except DataError as error:
             check.problems.append(error)
         if part.rollout is not None:
+            source = part.loaded.source
+            graded = None if part.num_graded is None else source.first(part.num_graded)
             try:
-                check_labels_of(part.rollout, part.loaded.source, None, output=output)
+                check_labels_of(part.rollout, source, graded, output=output)
             except MilesError as error:
                 check.problems.append(error)
     return check

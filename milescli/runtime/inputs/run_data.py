@@ -97,16 +97,15 @@ def load_data(
             tokenizer=tokenizer,
             seed=recipe.run.seed,
             base_dir=run.path,
-            needs_label=lambda source: (
-                hints_at(recipe, "label", source=source.called)
-                or needs_label(rollout_of_source(recipe, source))
+            needs_label=lambda source: prompts_need_label(
+                recipe, rollout_of_source(recipe, source), source=source.called
             ),
             report_progress=say,
         )
     elif data.train is None:
-        wants_label = hints_at(recipe, "label") or needs_label(recipe.rollout)
+        wants_label = prompts_need_label(recipe, recipe.rollout)
         loaded.prompts = load("prompts", wants_label=wants_label)
-        _require_worked(recipe, loaded.reports["prompts"])
+        require_hinted(recipe, loaded.reports["prompts"])
     if loaded.prompts is not None:
         loaded.trained = sources_of(recipe, loaded.prompts)
     if recipe.warmup.steps and isinstance(tokenizer, ChatTokenizer):
@@ -117,7 +116,15 @@ def load_data(
     return loaded
 
 
-def _require_worked(recipe: Recipe, report: SourceReport) -> None:
+def prompts_need_label(recipe: Recipe, rollout: Rollout, *, source: str | None = None) -> bool:
+    """Return True if the reward, or a teacher's hint, uses the labels of the prompts that are
+    trained on. `source`: their name in the mix."""
+    return hints_at(recipe, "label", source=source) or needs_label(rollout)
+
+
+def require_hinted(recipe: Recipe, report: SourceReport) -> None:
+    """Raise DataError if a teacher's hint contains the prompts' worked responses, and none has
+    one."""
     if hints_at(recipe, "demonstration") and not report.num_demonstrations:
         raise DataError(
             "no prompt has a demonstration for the teacher's hint",

@@ -7,6 +7,8 @@ import io
 import json
 from pathlib import Path
 
+import pytest
+
 from milescli.console.output import Output
 from milescli.recipe.load import load
 from milescli.runtime.inputs.data_check import (
@@ -28,8 +30,10 @@ def _row(prompt: str, label: str = "1") -> dict[str, str]:
     return {"prompt": prompt, "label": label}
 
 
-def _check(folder: Path, train: list[dict[str, str]], test: list[dict[str, str]]) -> DataCheck:
-    (folder / "my.yaml").write_text(RECIPE.format(folder))
+def _check(
+    folder: Path, train: list[dict[str, str]], test: list[dict[str, str]], *, more: str = ""
+) -> DataCheck:
+    (folder / "my.yaml").write_text(RECIPE.format(folder) + more)
     for name, rows in (("train", train), ("test", test)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     loaded = load("my.yaml", environ={}, cwd=folder, home=folder)
@@ -53,6 +57,26 @@ def test_a_held_out_prompt_that_is_nearly_trained_on_is_a_warning(tmp_path: Path
     (warning,) = check.warnings
     assert not check.problems
     assert f"row 1 of {tmp_path}/test.jsonl and row 2 of {tmp_path}/train.jsonl" in warning
+
+
+def test_held_out_prompts_that_are_never_graded_may_have_any_label(tmp_path: Path) -> None:
+    first = "eval: {num_prompts: 1}\n"
+    test = [_row("b?"), _row("c?", "none")]
+    assert not _check(tmp_path, [_row("a?")], test, more=first).problems
+    assert _check(tmp_path, [_row("a?")], test).problems
+
+
+@pytest.mark.parametrize("field", ["label", "demonstration"])
+def test_a_hint_of_a_teacher_needs_what_it_names(tmp_path: Path, field: str) -> None:
+    teacher = f"{{url: 'http://127.0.0.1:9', hint: 'it is {{{field}}}'}}"
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a?"}\n')
+    (tmp_path / "my.yaml").write_text(
+        f"model: {{scratch: {{}}}}\ndata: {{prompts: {tmp_path}/rows.jsonl}}\nrollout: {{reward: "
+        f"none, samples_per_prompt: 1}}\ntrain: {{distill: {{teachers: [{teacher}]}}}}\n"
+    )
+    loaded = load("my.yaml", environ={}, cwd=tmp_path, home=tmp_path)
+    found = check_recipe(loaded.recipe, model=None, output=Output(stderr=io.StringIO()))
+    assert any(field in f"{each.what} {each.why}" for each in found.problems)
 
 
 def test_one_broken_file_does_not_hide_the_others(tmp_path: Path) -> None:
