@@ -224,7 +224,7 @@ def test_made_up_models_are_planned_well(
     plan_or_refusal(make_recipe(machine, rollout=rollout), place, facts)
 
 
-@settings(QUICK, max_examples=25)
+@settings(QUICK, max_examples=14)
 @given(
     pins=st.dictionaries(
         st.sampled_from(

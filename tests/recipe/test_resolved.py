@@ -54,7 +54,7 @@ def test_a_character_in_two_escapes_is_one_and_half_of_one_is_refused(place: Pla
 
 
 @settings(
-    max_examples=100,
+    max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

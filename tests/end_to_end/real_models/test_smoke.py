@@ -21,7 +21,7 @@ def test_it_is_checked_trained_saved_and_exported(workplace: Workplace, smollm2:
         "rollout.samples_per_prompt": 4,
         "rollout.max_response_tokens": 12,
         "eval.num_prompts": 4,
-        "checkpoint.every": 1,
+        "checkpoint.every": 2,
     }
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     finished = workplace.miles(
