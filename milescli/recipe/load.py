@@ -67,7 +67,7 @@ def load(
     )
     user_files = _user_files(environ=environ, cwd=cwd, home=home, but_not=path)
     words = layers.from_command_line(sets, flags or {}) | (further or {})
-    table = _layered(base, user_files, environ, words)
+    table = _with_one_length(_layered(base, user_files, environ, words))
     if "name" not in table:
         origin = Origin(layer=SettingsLayer.RECIPE, where=_shown(path, cwd, home))
         table["name"] = KeyValue(value=path.stem, text=path.stem, origin=origin)
@@ -119,6 +119,25 @@ def _layered(
             with_algorithm(words),
         ]
     )
+
+
+def _with_one_length(table: Table) -> Table:
+    """Leave out `train.steps` or `train.epochs` if the other is of a stronger layer. Raises
+    RecipeError if both are of the same one."""
+    steps, epochs = table.get("train.steps"), table.get("train.epochs")
+    if steps is None or epochs is None or epochs.value is None:
+        return table
+    if steps.origin.layer is epochs.origin.layer:
+        raise RecipeError(
+            "the recipe sets the length of the training twice",
+            why=f"`train.epochs` is {epochs.text} ({epochs.origin}), and `train.steps` is "
+            f"{steps.text} ({steps.origin})",
+            fix="--set train.epochs=null   # the steps are the length",
+        )
+    order = list(SettingsLayer)
+    is_of_epochs = order.index(epochs.origin.layer) > order.index(steps.origin.layer)
+    weaker = "train.steps" if is_of_epochs else "train.epochs"
+    return {name: entry for name, entry in table.items() if name != weaker}
 
 
 def override(
@@ -327,19 +346,6 @@ def _better_value(key: RecipeKey, entry: KeyValue) -> str:
     bare = entry.text.strip("\"'")
     is_quoted_number = entry.text != bare and bare.replace(".", "", 1).isdigit()
     return bare if is_quoted_number else example(key)
-
-
-def refuse_two_lengths(loaded: LoadedRecipe) -> None:
-    """Raise RecipeError if a new run's recipe sets both steps and epochs."""
-    origin = loaded.origins["train.steps"]
-    epochs = loaded.recipe.train.epochs
-    if epochs is not None and origin.layer is not SettingsLayer.DEFAULT:
-        raise RecipeError(
-            "the recipe sets the length of the training twice",
-            why=f"`train.epochs` is {epochs:g}, but `train.steps` is {loaded.recipe.train.steps} "
-            f"({origin})",
-            fix=["--set train.epochs=null", f"remove `train.steps` from {origin}"],
-        )
 
 
 def with_steps(loaded: LoadedRecipe, num_rows: int) -> LoadedRecipe:

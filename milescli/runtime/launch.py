@@ -22,7 +22,7 @@ from milescli.data.chat_template import AUTO, CHATML, RAW
 from milescli.data.prompt_source import parse_file_name
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.alerts import with_absolute_commands as anchored_alerts
-from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
+from milescli.recipe.load import LoadedRecipe, with_steps
 from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.section import Section
 from milescli.recipe.several import KEY as ADAPTERS
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     """Create the run directory, make all checks that need no device, then train. Raises MilesError;
     Stopped if the user stopped the run and it was saved."""
-    refuse_two_lengths(loaded)
     recipes = Recipes.of(with_absolute_paths(loaded))
     loaded, planned = recipes.loaded, recipes.planned
     facts = planned_facts(loaded.recipe)
