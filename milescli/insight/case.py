@@ -55,7 +55,9 @@ class Verdict:
     """Holds the judgement of a run."""
 
     step: int
-    """Number of steps done."""
+    """The last step."""
+    num_steps: int
+    """Number of steps with metrics: fewer than `step` after a fork, which begins in mid-run."""
     headline: str
     """One sentence: is it learning, and if not, why?"""
     is_learning: bool | None

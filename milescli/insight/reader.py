@@ -17,6 +17,8 @@ from milescli.core.history import History
 
 BLOCK_BYTES = 2**20
 """Largest number of bytes of one read."""
+DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
+"""What reading a record raises if its line is damaged, or of another version: it lacks fields."""
 
 
 class LineReader:
@@ -76,8 +78,7 @@ class RunReader:
                 self.history = History(name=self.run.full_name)
             for record in records:
                 if "event" in record:
-                    # a damaged line, or one of another version, lacks fields
-                    with suppress(KeyError, TypeError, ValueError, AttributeError):
+                    with suppress(*DAMAGED):
                         self.history.feed(record)
             count += len(records)
         return count

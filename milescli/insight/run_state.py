@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from milescli.checkpoint.run_control import read_note
 from milescli.checkpoint.run_dir import RunDir
@@ -19,9 +20,10 @@ from milescli.core.files import open_regular
 from milescli.core.scalars import STEP_EVENTS
 from milescli.core.units import parse_time
 from milescli.insight.facts import read_facts
-from milescli.insight.reader import object_of
+from milescli.insight.reader import DAMAGED, object_of
 
 Json = dict[str, Any]
+T = TypeVar("T")
 BLOCK_BYTES = 2**20
 BACK_BYTES = 16 * 2**20
 """Number of bytes at the end of a file that are searched."""
@@ -146,33 +148,37 @@ def _read_on(tail: _Tail, file: Path) -> None:
             head, found, lines = block.partition(b"\n")
             if start == tail.size_bytes:  # the beginning of a line
                 head, lines = b"", block
-            step = step or _last(lines, STEP_EVENTS)
-            evaluation = evaluation or _last(lines, ("EvalDone",))
+            step = step or _last(lines, STEP_EVENTS, _progress)
+            evaluation = evaluation or _last(lines, ("EvalDone",), _accuracy)
             rest, end = head + found, start
-        _take(tail, step, evaluation)
+        if step is not None:
+            tail.step, tail.num_steps, tail.reward = step
+        if evaluation is not None:
+            [tail.accuracy] = evaluation
         tail.size_bytes = whole if whole is not None else tail.size_bytes
 
 
-def _take(tail: _Tail, step: Json | None, evaluation: Json | None) -> None:
-    if step is not None:
-        tail.step, tail.num_steps = int(step["step"]), int(step["num_steps"])
-        tail.reward = step.get("rollout", {}).get("reward_mean")
-    if evaluation is not None:
-        tail.accuracy = evaluation.get("accuracy")
+def _progress(record: Json) -> tuple[int, int, float | None]:
+    """Return (step, number of steps, mean reward); rows have no reward."""
+    reward = record.get("rollout", {}).get("reward_mean")
+    return int(record["step"]), int(record["num_steps"]), None if reward is None else float(reward)
 
 
-def _last(lines: bytes, kinds: tuple[str, ...]) -> Json | None:
-    """Return the newest record of these kinds; a torn line does not count."""
+def _accuracy(record: Json) -> tuple[float]:
+    return (float(record["accuracy"]),)
+
+
+def _last(lines: bytes, kinds: tuple[str, ...], read: Callable[[Json], T]) -> T | None:
+    """Return what `read` finds in the newest record of these kinds; a torn or damaged line does not
+    count."""
     marks = [f'"{kind}"'.encode() for kind in kinds]
     end = len(lines)
     while (at := max(lines.rfind(mark, 0, end) for mark in marks)) >= 0:
         begin = lines.rfind(b"\n", 0, at) + 1
         stop = lines.find(b"\n", at)
-        if stop >= 0 and _is_one(record := object_of(lines[begin:stop]), kinds):
-            return record
+        record = object_of(lines[begin:stop]) if stop >= 0 else None
+        if record is not None and record.get("event") in kinds:
+            with suppress(*DAMAGED):
+                return read(record)
         end = begin
     return None
-
-
-def _is_one(record: Json | None, kinds: tuple[str, ...]) -> bool:
-    return record is not None and record.get("event") in kinds and "step" in record

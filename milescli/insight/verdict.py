@@ -60,6 +60,7 @@ def verdict_of(
     outcome = history.outcome if state is None else state if state in _ENDS else None
     return Verdict(
         step=history.step,
+        num_steps=case.num_steps,
         headline=_headline(case, own, is_learning=is_learning, outcome=outcome),
         is_learning=is_learning,
         findings=tuple(own),
@@ -109,6 +110,7 @@ def _of_adapters(
     learning = [verdict.is_learning for verdict in verdicts.values()]
     return Verdict(
         step=min((verdict.step for verdict in verdicts.values()), default=0),
+        num_steps=min((verdict.num_steps for verdict in verdicts.values()), default=0),
         headline=" ".join(f"{name}: {verdict.headline}" for name, verdict in verdicts.items()),
         is_learning=None if None in learning else all(learning),
         findings=tuple(findings),

@@ -26,11 +26,12 @@ MAX_STREAMS = 64
 
 def progress_state(history: History, state: str) -> tuple[object, ...]:
     """Return a tuple that changes whenever the page has something new to draw: a step, an
-    evaluation, a notice, an end."""
+    evaluation, a notice, an end; of each adapter, too."""
     newest = [one[-1].step for one in (history.evaluations, history.validations) if one]
     warmed = history.warmup.steps[-1] if len(history.warmup) else None
     steps = history.step, history.num_steps, warmed, max(newest, default=None)
-    return *steps, len(history.notices), state
+    adapters = (progress_state(own, "") for own in history.adapters.values())
+    return *steps, len(history.notices), state, *adapters
 
 
 class LiveStreams:

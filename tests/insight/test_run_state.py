@@ -73,6 +73,27 @@ def test_text_that_looks_like_an_event_is_none(run: WrittenRun) -> None:
     assert RunStates().of(run.run).step == 1
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"event": "StepDone", "step": 3},
+        {"event": "StepDone", "step": "three", "num_steps": 40},
+        {"event": "StepDone", "step": 3, "num_steps": 40, "rollout": []},
+        {"event": "EvalDone", "step": 3},
+    ],
+    ids=str,
+)
+def test_a_damaged_record_hides_neither_the_ones_before_nor_other_runs(
+    run: WrittenRun, fields: dict[str, object]
+) -> None:
+    run.steps(1, 2, reward=0.75)
+    run.tell(eval_done(2, 0.25))
+    with run.run.events_file.open("a") as file:
+        file.write(json.dumps(fields) + "\n")
+    told = RunStates().of(run.run)
+    assert (told.step, told.num_steps, told.reward, told.accuracy) == (2, 40, 0.75, 0.25)
+
+
 SIZES = st.lists(st.sampled_from(["step", "eval", "notice", "torn"]), min_size=1, max_size=25)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from milescli.core.events import stamped
 from milescli.core.history import History
 from milescli.insight.case import Level
 from milescli.insight.diagnoses import ALL
@@ -18,6 +19,7 @@ from milescli.insight.facts import RunFacts
 from milescli.insight.verdict import verdict_of
 from milescli.recipe.keys import keys
 from milescli.recipe.load import load
+from tests.fake_run import step_done
 from tests.insight.planted import (
     BEGAN_S,
     Planted,
@@ -356,6 +358,15 @@ def test_a_run_without_a_step_says_how_far_it_is() -> None:
     assert "warmup" in verdict_of(history, facts=RunFacts()).headline
     history.feed({"event": "RunEnded", "outcome": "killed", "step": 0, "seconds": 1.0})
     assert verdict_of(history).headline == "No step was done before the run ended: killed."
+
+
+def test_the_steps_of_a_fork_are_counted_from_where_it_began() -> None:
+    history = History(name="fork")
+    for step in range(101, 104):
+        history.feed(stamped(step_done(step)))
+    verdict = verdict_of(history)
+    assert (verdict.step, verdict.num_steps) == (103, 3)
+    assert "over 3 steps" in verdict.headline
 
 
 def test_every_finding_has_advice_and_a_source_and_columns() -> None:

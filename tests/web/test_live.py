@@ -181,6 +181,15 @@ def test_nothing_is_told_twice_and_whatever_a_page_draws_is_news() -> None:
         assert progress_state(history, "running") == known
 
 
+def test_what_one_of_several_adapters_does_is_news() -> None:
+    history = History(name="many")
+    known = progress_state(history, "running")
+    for event in (step_done(1), step_done(2), eval_done(2, 0.5), Notice(text="look")):
+        history.feed(stamped(AdapterEvent(adapter="sums", event=event)))
+        assert progress_state(history, "running") != known
+        known = progress_state(history, "running")
+
+
 def test_an_adapter_that_told_nothing_yet_does_not_begin_anew(run: WrittenRun) -> None:
     """At each look."""
     own = WrittenRun(path=run.run.adapters_dir / "sums")

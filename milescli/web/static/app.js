@@ -1,8 +1,9 @@
 // The frame around the pages: which run, which page, what is live. Calls pages, knows no figure.
 
+import { updateAgo } from "./ago.js";
 import { get, imageOf, ofRun } from "./api.js";
 import { launchButton } from "./control.js";
-import { h, keepingFocus, show, throttled } from "./dom.js";
+import { h, keepingFocus, show, showOther, throttled } from "./dom.js";
 import { drawHead, liveText } from "./head.js";
 import * as keys from "./keys.js";
 import { Live } from "./live.js";
@@ -22,11 +23,12 @@ const app = {
   runs: null, // not known yet
   run: null, // id
   summary: null,
-  page: null, // what is open: {refresh, changed, close}
+  page: null, // what is open: {refresh, changed, close, poll: at files that grow between events}
   opened: "",
+  tab: "", // the page whose tab was moved into view
   isConnected: true,
   refusal: null, // why the server shows nothing at all
-  isAsking: false, // for the runs
+  asking: null, // for the runs: the question under way
   canControl: false, // whether the page may start and stop runs
 };
 
@@ -55,10 +57,7 @@ async function start() {
   });
   keys.listen({ run: otherRun, theme: () => nextTheme(), menu: toggleSide });
   view.onChange(changed);
-  addEventListener("theme", () => {
-    app.opened = "";
-    changed();
-  });
+  addEventListener("theme", changed);
   document.addEventListener("click", closeSide);
   addEventListener("keydown", (event) => {
     if (event.key === "Escape") setSide(false);
@@ -68,16 +67,26 @@ async function start() {
     if (document.visibilityState !== "visible") return;
     await loadRuns();
     if (app.isConnected && !live.isOpen) refresh();
+    else if (app.isConnected && app.summary?.state === "running") app.page?.poll?.();
+    updateAgo();
     drawBanner();
   }, RUNS_EVERY_MS);
 }
 
 /** What the server says now, one question at a time. */
-async function loadRuns() {
-  if (app.isAsking) return;
-  app.isAsking = true;
+function loadRuns() {
+  app.asking ??= askForRuns().finally(() => (app.asking = null));
+  return app.asking;
+}
+
+/** What it says of a change that was just made: an answer under way may be older. */
+async function reloadRuns() {
+  await app.asking;
+  await loadRuns();
+}
+
+async function askForRuns() {
   const answer = await get("api/runs").catch((error) => error);
-  app.isAsking = false;
   if (answer instanceof Error) {
     app.refusal = answer.status === FORBIDDEN ? answer : null;
     connected(answer.status > 0 && !app.refusal);
@@ -150,7 +159,7 @@ async function changed() {
     await loadSummary();
     if (run !== app.run) return;
   }
-  const compared = view.page === "runs" ? "" : comparedWith(run); // which its ticks change
+  const compared = view.page === "curves" ? comparedWith(run) : ""; // no other page draws them
   const opened = `${run} ${view.page} ${compared}`;
   if (opened !== app.opened) await openPage(opened);
   else app.page?.changed?.();
@@ -205,7 +214,7 @@ function context() {
     get canControl() {
       return app.canControl;
     },
-    reloadRuns: loadRuns,
+    reloadRuns,
     /** Ids of the adapters that this run trains beside each other; of one of them, none. */
     get adapters() {
       return app.runs.find((one) => one.id === run)?.adapters ?? [];
@@ -254,8 +263,10 @@ function drawTabs() {
     ),
   );
   const nav = at("pages");
-  keepingFocus(nav, () => show(nav, list));
+  keepingFocus(nav, () => showOther(nav, list));
   const current = nav.querySelector("[aria-current]");
+  if (app.tab === view.page) return; // a reader may have moved the tabs
+  app.tab = view.page;
   if (current) nav.scrollLeft = current.offsetLeft - nav.clientWidth / 2 + current.clientWidth / 2;
 }
 
@@ -270,7 +281,7 @@ function otherRun(by) {
   const index = app.runs.findIndex((run) =>
     run.id === app.run || run.adapters?.includes(app.run));
   const other = app.runs[index + by];
-  if (other) view.set({ run: other.id, with: null, step: null });
+  if (other) view.set({ run: other.id, with: null });
 }
 
 const isSideOpen = () => at("side").classList.contains("open");

@@ -59,6 +59,8 @@ export class Chart {
     this.draw();
     this.observer = new ResizeObserver(() => this.fit());
     this.observer.observe(this.place);
+    this.redraw = () => this.draw();
+    addEventListener("theme", this.redraw);
   }
 
   buttons() {
@@ -150,14 +152,14 @@ export class Chart {
     }
     this.place.setAttribute("aria-label", this.inWords());
     this.plot.setData(this.data());
-    this.tell(null);
+    this.tell(this.plot.cursor.idx);
   }
 
   /** Mark a step; null none. */
   mark(x) {
     this.options.at = x;
     this.plot.redraw(false);
-    this.tell(null);
+    this.tell(this.plot.cursor.idx);
   }
 
   styleOf(line) {
@@ -165,6 +167,7 @@ export class Chart {
   }
 
   close() {
+    removeEventListener("theme", this.redraw);
     this.observer.disconnect();
     this.plot?.destroy();
     this.box.remove();

@@ -2,11 +2,13 @@
 // first, then what it says.
 
 import { get, post } from "./api.js";
-import { h, show } from "./dom.js";
+import { h, put, show } from "./dom.js";
 import { problem } from "./states.js";
 import { visible } from "./visible.js";
 
 const LOOK_MS = 1000;
+const NEAR_END_PX = 40;
+const NOT_FOUND = 404;
 const GOES_ON = ["stopped", "failed", "killed"];
 
 /** The buttons of one run: those that its state allows. */
@@ -79,22 +81,45 @@ function ask({ title, about, command, more, act, start }) {
 }
 
 async function follow(id, body, dialog) {
+  let draw = null;
   while (dialog.isConnected) {
-    const answer = await get("api/control/jobs").catch(() => null);
-    const job = answer?.jobs.find((one) => one.id === id);
-    if (job) show(body, jobText(job));
-    if (!job || job.exit_code !== null) return;
+    const job = await get(`api/control/jobs/${id}`).catch((error) => error);
+    if (job.status === NOT_FOUND) {
+      show(body, problem(job));
+      return;
+    }
+    if (!(job instanceof Error)) { // else it is asked again: the connection may come back
+      draw ??= drawJob(body, job.command);
+      draw(job);
+      if (job.exit_code !== null) return;
+    }
     await new Promise((done) => { setTimeout(done, LOOK_MS); });
   }
 }
 
-function jobText(job) {
-  const state = job.exit_code === null ? "The command is running. You can close this window; it continues."
-    : job.exit_code === 0 ? "The command has finished." : `The command failed with exit code ${job.exit_code}.`;
-  return [
-    h("p", { class: "command-line" }, h("code", {}, job.command)),
-    h("p", { role: "status" }, state),
-    job.output && h("pre", { class: "raw", tabindex: 0, "aria-label": "What it says" },
-      visible(job.output)),
-  ];
+/** Put the command into `body`; returns what shows how far it is. What it says is added to, so that
+ * the focus and what is selected stay, and the end is followed where it was seen. */
+function drawJob(body, command) {
+  const state = h("p", { role: "status" });
+  const output = h("pre", { class: "raw", tabindex: 0, hidden: true,
+    "aria-label": "What it says" });
+  show(body, h("p", { class: "command-line" }, h("code", {}, command)), state, output);
+  let said = "";
+  return (job) => {
+    const text = stateText(job.exit_code);
+    if (state.textContent !== text) state.textContent = text;
+    if (job.output === said) return;
+    const atEnd = output.scrollHeight - output.scrollTop - output.clientHeight < NEAR_END_PX;
+    if (job.output.startsWith(said)) put(output, visible(job.output.slice(said.length)));
+    else show(output, visible(job.output));
+    said = job.output;
+    output.hidden = false;
+    if (atEnd) output.scrollTop = output.scrollHeight;
+  };
+}
+
+function stateText(exitCode) {
+  if (exitCode === null) return "The command is running. You can close this window; it continues.";
+  return exitCode === 0 ? "The command has finished."
+    : `The command failed with exit code ${exitCode}.`;
 }

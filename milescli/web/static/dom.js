@@ -47,13 +47,20 @@ export function show(element, ...children) {
   return put(element, children);
 }
 
+/** The same where they look different; else what a reader has selected or opened in it stays. For
+ * nodes whose listeners would do the same. */
+export function showOther(element, ...children) {
+  const next = put(element.cloneNode(false), children);
+  if (!next.isEqualNode(element)) element.replaceChildren(...next.childNodes);
+}
+
 /** Draw anew what is in `root`. The focus stays at the element with the same id, else at the one of
  * the same kind and name. */
 export function keepingFocus(root, draw) {
   const focused = document.activeElement;
   const isInside = focused !== root && root.contains(focused);
   draw();
-  if (!isInside || focused.isConnected) return;
+  if (!isInside || document.activeElement === focused) return;
   const again = focused.id ? document.getElementById(focused.id)
     : [...root.querySelectorAll(focused.localName)].find((one) => nameOf(one) === nameOf(focused));
   again?.focus({ preventScroll: true });

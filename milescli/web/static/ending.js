@@ -1,6 +1,7 @@
 // What ended a run that did not end well, and what to do next: the first card of its overview.
 
 import { h, withCode } from "./dom.js";
+import { saved } from "./saved.js";
 import { view } from "./view.js";
 import { visible } from "./visible.js";
 
@@ -47,7 +48,7 @@ function log({ first, log: file, last_lines: lines }) {
     h("h3", {}, `The first process that died: ${first}`),
     lines && h("pre", { class: "raw", tabindex: 0, "aria-label": `Last lines of ${first}` },
       visible(lines)),
-    file && h("p", { class: "small" },
+    file && !saved && h("p", { class: "small" },
       h("a", { href: view.href({ page: "logs", attempt: file.attempt, file: file.file }) },
         "Show its whole log")));
 }

@@ -1,8 +1,9 @@
 // The line above the pages: which run, its state, how far it is, when it will be done.
 
+import { agoElement } from "./ago.js";
 import { runButtons } from "./control.js";
 import { h, show } from "./dom.js";
-import { ago, number, seconds } from "./format.js";
+import { number, seconds } from "./format.js";
 
 const SILENT_S = 180;
 const SILENT_STEPS = 5;
@@ -25,7 +26,7 @@ export function drawHead(head, { id, run, summary, menu, isOpen, canControl }) {
     summary?.state === "running" && summary.phase && !summary.step &&
       h("span", { class: "muted" }, phaseText(summary)),
     h("span", { class: "spring" }),
-    h("span", { class: "muted" }, progressText(summary)),
+    h("span", { class: "muted" }, progress(summary)),
     canControl && run && runButtons({ ...run, state }),
   );
 }
@@ -36,14 +37,14 @@ export function phaseText(summary) {
 }
 
 /** step 12 of 40 · 3 min to 4 min left. */
-export function progressText(summary) {
-  if (!summary) return "";
+function progress(summary) {
+  if (!summary) return null;
   const parts = [];
   if (summary.num_steps) parts.push(`step ${number(summary.step)} of ${number(summary.num_steps)}`);
   else if (summary.step) parts.push(`step ${number(summary.step)}`);
   if (summary.state === "running" && summary.left) parts.push(`${leftText(summary.left)} left`);
-  else if (Number.isFinite(summary.last_s)) parts.push(`last wrote ${ago(summary.last_s)}`);
-  return parts.join(" · ");
+  else if (Number.isFinite(summary.last_s)) parts.push(["last wrote ", agoElement(summary.last_s)]);
+  return parts.map((part, at) => [at ? " · " : "", part]);
 }
 
 /** about 4 min (3 min to 6 min). */

@@ -24,7 +24,7 @@ export function listen(acts) {
   addEventListener("keys", () => open(dialog));
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (dialog.open) return;
+    if (document.querySelector("dialog[open]")) return;
     const at = event.target;
     if (event.key === "Escape" && at.matches?.("input, select")) at.blur();
     if (at.matches?.("input:not([type=checkbox]):not([type=range]), select, textarea")) return;

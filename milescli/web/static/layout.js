@@ -34,13 +34,17 @@ function words(plan) {
   const narrow = AXES.filter((axis) => trainer[axis] === 1);
   const axes = [...wide, narrow.length > 0 && `${narrow.join(", ")} ${narrow.length > 1
     ? "all 1" : "1"}`].filter(Boolean);
+  const isAlone = engines.num === 0; // rows of a file are learnt from: nothing is sampled
   const parts = [
     ["trainer", axes.join(" × "), "train"],
     engines.num && ["engines", `${engines.num} × tp ${engines.tp ?? 1}`, "rollout"],
     plan.device_kind && ["devices", `${plan.device_kind}, ${plan.precision ?? ""}`],
-    plan.slots.length > 0 && ["placement", plan.colocated ? "colocated: they take turns" : "split"],
-    Number.isFinite(plan.max_staleness) && ["staleness", `at most ${plan.max_staleness}`],
-    batch.num_samples && ["batch", counted(batch.num_samples, "sample")],
+    plan.slots.length > 0 && ["placement", isAlone ? "trainer alone"
+      : plan.colocated ? "colocated: they take turns" : "split"],
+    !isAlone && Number.isFinite(plan.max_staleness) && ["staleness",
+      `at most ${plan.max_staleness}`],
+    batch.num_samples && ["batch", batch.of_rows ? counted(batch.prompts_per_step, "row")
+      : counted(batch.num_samples, "sample")],
     plan.roles?.length > 0 && ["roles", plan.roles.map((role) =>
       `${role.name} (${role.place})`).join(", ")],
   ];

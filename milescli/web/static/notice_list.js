@@ -8,6 +8,7 @@ import { view } from "./view.js";
 import { visible } from "./visible.js";
 
 const LIMIT = 200;
+const MOST = 5000; // the server gives no more at once
 const TYPED_MS = 200;
 const KINDS = [
   ["", "Everything"],
@@ -41,7 +42,7 @@ export class NoticeList {
   async load(signal) {
     const fit = { kind: view.get("kind"), level: view.get("level"), q: view.get("notice") };
     const { total } = await this.context.ask("notices", { ...fit, limit: 1 }, { signal });
-    const limit = LIMIT * (1 + this.more);
+    const limit = Math.min(MOST, LIMIT * (1 + this.more));
     const offset = Math.max(0, total - limit);
     const answer = await this.context.ask("notices", { ...fit, offset, limit }, { signal });
     return { ...answer, offset };
@@ -81,7 +82,7 @@ export class NoticeList {
       this.list,
       h("p", { class: "muted small" }, `${number(notices.length)} of ${number(total)}, newest first`),
       h("ul", { class: "notices" }, [...notices].reverse().map(row)),
-      offset > 0 && h("button", { on: { click: () => {
+      offset > 0 && notices.length < MOST && h("button", { on: { click: () => {
         this.more += 1;
         this.loaded.refresh();
       } } }, "Show older ones"),

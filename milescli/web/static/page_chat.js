@@ -48,14 +48,18 @@ class ChatPage {
   }
 
   async begin() {
-    await this.end();
     this.start.disabled = true;
+    await this.end();
     const steps = [this.step.value.trim(), ...(this.isBeside.checked ? ["0"] : [])];
     try {
       for (const step of new Set(steps)) {
         const path = `api/control/runs/${encodeURIComponent(this.context.run)}/chat`;
         this.sides.push({ chat: await post(path, { step }), box: h("section",
           { class: "card chat" }), drawn: "" });
+        if (this.isClosed) { // the page was left while the engine started
+          await this.end();
+          return;
+        }
       }
       show(this.columns, this.sides.map((side) => side.box));
       this.start.textContent = "Start anew";

@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { chooser } from "./chooser.js";
-import { h, settled, show } from "./dom.js";
+import { h, keepingFocus, settled, show } from "./dom.js";
 import { number } from "./format.js";
 import { fetchLines } from "./lines.js";
 import { nearest } from "./series.js";
@@ -31,6 +31,10 @@ class Curves {
   constructor(root, context) {
     Object.assign(this, { root, context, charts: new Map(), columns: [], steps: [] });
     this.tools = h("div", { class: "tools card" });
+    this.slider = h("input", { id: "smooth", type: "range", min: 0, max: 0.99, step: 0.01, value: 0,
+      on: { input: ({ target }) =>
+        view.set({ smooth: Number(target.value) || null }, { replace: true }) } });
+    this.smooth = h("output", {});
     this.list = h("div", { class: "chooser" });
     this.grid = h("div", { class: "charts" });
     show(root, this.tools, h("div", { class: "curves" }, this.list, this.grid));
@@ -108,8 +112,10 @@ class Curves {
       this.later();
     }
     const at = this.at();
-    for (const chart of this.charts.values()) chart.mark(at);
+    if (at === this.marked) return;
+    this.marked = at;
     this.drawStep();
+    for (const chart of this.charts.values()) chart.mark(at);
   }
 
   async refresh() {
@@ -149,7 +155,7 @@ class Curves {
       this.forget();
       const { adapters } = this.context;
       if (adapters.length && !this.columns.length) {
-        show(this.grid, adaptersCard(adapters, (id) => view.href({ run: id, step: null })));
+        show(this.grid, adaptersCard(adapters, (id) => view.href({ run: id })));
         return;
       }
       show(this.grid, this.columns.length
@@ -169,7 +175,6 @@ class Curves {
       if (chart) chart.update(lines.get(name), options);
       else this.charts.set(name, new Chart(this.grid, lines.get(name), options));
     }
-    this.drawStep();
   }
 
   options(name) {
@@ -232,21 +237,19 @@ class Curves {
 
   drawTools() {
     const smooth = view.number("smooth", 0);
-    const shown = h("output", {}, number(smooth));
+    if (Number(this.slider.value) !== smooth) this.slider.value = smooth;
+    this.smooth.textContent = number(smooth);
+    const now = ["x", "log", "from", "to", "marks"].map((name) => view.get(name)).join("|");
+    if (now === this.drawnTools) return; // a slider that is dragged would be let go
+    this.drawnTools = now;
     const toggle = (text, name, value) =>
       h("button", { "aria-pressed": String(view.get(name) === value),
         on: { click: () => view.set({ [name]: view.get(name) === value ? null : value, from: null,
           to: null }, { replace: true }) } }, text);
     this.step = h("span", { class: "step-link" });
-    const focused = document.activeElement?.id === "smooth";
-    const slider = h("input", { id: "smooth", type: "range", min: 0, max: 0.99, step: 0.01,
-      value: smooth, on: { input: (event) => {
-        shown.textContent = event.target.value;
-        view.set({ smooth: Number(event.target.value) || null }, { replace: true });
-      } } });
-    show(
+    keepingFocus(this.tools, () => show(
       this.tools,
-      h("label", {}, "Smooth", slider, shown),
+      h("label", {}, "Smooth", this.slider, this.smooth),
       h("span", { class: "several", role: "group", "aria-label": "Axes" },
         toggle("Time", "x", "time"), toggle("Log y", "log", "1")),
       h("span", { class: "several", role: "group", "aria-label": "Range of steps" }, "Steps",
@@ -258,8 +261,7 @@ class Curves {
       h("span", { class: "muted small wide-only" },
         "Drag to zoom, double-click for the whole run."),
       this.step,
-    );
-    if (focused) slider.focus();
+    ));
     this.drawStep();
   }
 

@@ -1,7 +1,7 @@
 // Logs: of each process and attempt, from the end, with a search.
 
 import { withQuery } from "./api.js";
-import { h, keepingFocus, settled, show } from "./dom.js";
+import { h, keepingFocus, settled, show, showOther } from "./dom.js";
 import { field } from "./field.js";
 import { bytes, number } from "./format.js";
 import { empty, Loaded } from "./states.js";
@@ -120,6 +120,11 @@ class LogsPage {
     this.files.renew();
   }
 
+  /** Processes write between events, too. */
+  poll() {
+    this.refresh();
+  }
+
   async load(signal) {
     const { attempt, file } = this.chosen();
     if (!file) return { total: 0, lines: [] };
@@ -136,15 +141,15 @@ class LogsPage {
     const reading = this.firstSeen();
     const which = wanted ? `lines with “${view.get("q")}”` : "lines";
     const searched = isAll ? "" : " (the search was ended for time; newest first)";
-    this.note.textContent = lines.length
+    showOther(this.note, lines.length
       ? `The last ${number(lines.length)} of ${number(total)} ${which}${searched}`
-      : this.emptyText(which, searched);
+      : this.emptyText(which, searched));
     const older = lines.length < total && this.limit < MOST &&
       h("button", { class: "link", on: { click: () => {
         this.limit = Math.min(MOST, 4 * this.limit);
         this.loaded.refresh();
       } } }, "Show older lines");
-    show(this.lines, older, h("ol", {}, lines.map((line) =>
+    showOther(this.lines, older, h("ol", {}, lines.map((line) =>
       h("li", { class: levelOf(line.text), data: { number: line.number } },
         h("span", { class: "number" }, line.number),
         h("span", { class: "line" }, visible(plainText(line.text)).flatMap((node) =>

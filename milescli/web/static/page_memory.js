@@ -1,7 +1,7 @@
 // Memory: what the plan expects of a device, what was measured there, and the processes over time.
 
 import { Chart } from "./chart.js";
-import { h, show, withCode } from "./dom.js";
+import { h, show, showOther, withCode } from "./dom.js";
 import { bytes, percent } from "./format.js";
 import { empty, Loaded } from "./states.js";
 
@@ -22,8 +22,8 @@ export function open(root, context) {
     ]),
     draw: ([answer, plan]) => {
       if (!root.contains(over)) show(root, planned, measured, over);
-      show(planned, plans(answer, plan));
-      show(measured, devices(answer, context.summary), processes(answer, isWhole, () => {
+      showOther(planned, plans(answer, plan));
+      showOther(measured, devices(answer, context.summary), processes(answer, isWhole, () => {
         isWhole = !isWhole;
         loaded.refresh();
       }));
@@ -33,6 +33,7 @@ export function open(root, context) {
   loaded.refresh();
   return {
     refresh: () => loaded.renew(),
+    poll: () => loaded.renew(), // it is measured between events, too
     close: () => {
       loaded.close();
       chart?.close();

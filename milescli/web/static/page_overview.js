@@ -69,7 +69,7 @@ function draw(root, { summary, ending, beginning, measured, columns, more }) {
 function gains(summary, measured, columns, { sampling, adapters }) {
   if (adapters.length) {
     return h("div", { class: "grid gains" },
-      adaptersCard(adapters, (id) => view.href({ run: id, step: null })), progress(summary));
+      adaptersCard(adapters, (id) => view.href({ run: id })), progress(summary));
   }
   const of = (name) => columns.steps.map((step, at) => [step, columns.columns[name]?.[at]]);
   const accuracies = measured.evaluations.map((one) => [one.step, one.accuracy]);
@@ -161,7 +161,7 @@ function pairs(rows) {
 
 function flow(summary, more) {
   const window = summary.step > 0
-    && h("span", { class: "muted small" }, ` ${windowWords(summary.step)}`);
+    && h("span", { class: "muted small" }, ` ${windowWords(summary.verdict.num_steps)}`);
   return h(
     "div",
     { class: "grid flow" },

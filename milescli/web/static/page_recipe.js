@@ -1,7 +1,7 @@
 // Recipe & plan: what was asked for with the origin of each key, what was decided and why, the
 // layout, and what the run was made with.
 
-import { h, show, withCode } from "./dom.js";
+import { h, show, showOther, withCode } from "./dom.js";
 import { field } from "./field.js";
 import { breakable, bytes, plain } from "./format.js";
 import { layout } from "./layout.js";
@@ -121,7 +121,7 @@ function drawKeys(root, known) {
     typeof node === "string" ? highlighted(node, wanted) : [node]);
   const inParts = (nodes) => nodes.flatMap((node) =>
     typeof node === "string" ? breakable(node) : [node]);
-  show(
+  showOther(
     root,
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Keys of the recipe" },
       h("table", { class: "recipe" },

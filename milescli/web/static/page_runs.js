@@ -1,10 +1,11 @@
 // All runs in a table: searched, filtered, sorted; some ticked for the curves, one the baseline that
 // the others are compared with.
 
+import { agoElement } from "./ago.js";
 import { post } from "./api.js";
-import { h, keepingFocus, show } from "./dom.js";
+import { h, keepingFocus, show, showOther } from "./dom.js";
 import { field } from "./field.js";
-import { ago, counted, moment, number, percent } from "./format.js";
+import { counted, moment, number, percent } from "./format.js";
 import { swatchOf } from "./side.js";
 import { empty } from "./states.js";
 import { view } from "./view.js";
@@ -31,7 +32,7 @@ export function open(root, context) {
 
 class RunsPage {
   constructor(root, context) {
-    Object.assign(this, { root, context, editing: null });
+    Object.assign(this, { root, context, notes: new Map() });
     const search = h("input", { type: "search", id: "run-search",
       placeholder: "Name, model, note, #tag", "aria-label": "Search runs" });
     this.search = field("q", search, { wait_ms: TYPED_MS });
@@ -67,15 +68,19 @@ class RunsPage {
   }
 
   changed() {
-    if (this.editing) return; // a note is being typed
+    if ([...this.notes.values()].some(([text]) => text === document.activeElement)) return;
     this.search.fill();
     const all = this.context.runs;
     const found = this.shown();
-    const states = STATES.filter((state) => all.some((run) => run.state === state));
-    keepingFocus(this.filter.parentElement, () => show(this.filter,
-      h("option", { value: "" }, "All states"), states.map((state) => h("option",
-        { value: state, selected: state === view.get("only") },
-        `${state} (${all.filter((run) => run.state === state).length})`))));
+    const only = view.get("only");
+    const states = STATES.filter((one) => one === only || all.some(({ state }) => state === one));
+    const isOther = this.filter.value !== only;
+    if (isOther || document.activeElement !== this.filter) { // else it may be open
+      showOther(this.filter, h("option", { value: "" }, "All states"), states.map((state) =>
+        h("option", { value: state },
+          `${state} (${all.filter((run) => run.state === state).length})`)));
+    }
+    this.filter.value = only;
     this.count.textContent = found.length === all.length ? counted(all.length, "run")
       : `${number(found.length)} of ${counted(all.length, "run")}`;
     keepingFocus(this.list, () => show(this.list, found.length ? this.table(found)
@@ -130,7 +135,7 @@ class RunsPage {
           `${(100 * value).toFixed(1)} points`)),
       h("td", {}, visible(run.model)),
       h("td", {}, moment(run.created_s)),
-      h("td", {}, ago(run.changed_s)),
+      h("td", {}, agoElement(run.changed_s)),
       h("td", { class: "note-cell" }, this.note(run)));
   }
 
@@ -146,33 +151,42 @@ class RunsPage {
 
   note(run) {
     if (!this.context.canControl) return visible(run.note);
+    if (this.notes.has(run.id)) return this.notes.get(run.id);
     const edit = h("button", { class: "plain", id: `note-${run.id}`,
-      "aria-label": `Write a note about ${run.name}`, on: { click: () => this.edit(run, edit) } },
-    run.note ? "✎" : "Add a note");
+      "aria-label": `Write a note about ${run.name}`, on: { click: () =>
+        this.edit(run, edit.parentElement) } }, run.note ? "✎" : "Add a note");
     return [visible(run.note), " ", edit];
   }
 
-  edit(run, button) {
+  /** A field for the note, until it is saved or given up. */
+  edit(run, cell) {
     const text = h("input", { type: "search", value: run.note, maxlength: 2000,
       "aria-label": `Note about ${run.name}` });
-    this.editing = run.id;
+    const problem = h("p", { class: "small", role: "alert" });
     const end = async (isKept) => {
-      if (this.editing !== run.id) return;
-      this.editing = null;
-      if (isKept && text.value !== run.note) {
-        await post(`api/control/runs/${encodeURIComponent(run.id)}/note`, { note: text.value })
-          .catch((error) => { this.count.textContent = `${error.what}: ${error.why}`; });
-        await this.context.reloadRuns();
+      if (!this.notes.has(run.id) || text.readOnly) return;
+      const hadFocus = document.activeElement === text;
+      text.readOnly = true;
+      try {
+        if (isKept && text.value !== run.note) {
+          await post(`api/control/runs/${encodeURIComponent(run.id)}/note`, { note: text.value });
+          await this.context.reloadRuns();
+        }
+        this.notes.delete(run.id);
+      } catch (error) {
+        problem.textContent = `${error.what}: ${error.why}`;
       }
+      text.readOnly = false;
       this.changed();
-      document.getElementById(`note-${run.id}`)?.focus();
+      if (hadFocus) document.getElementById(`note-${run.id}`)?.focus();
     };
     text.addEventListener("keydown", (event) => {
       if (event.key === "Enter") end(true);
       if (event.key === "Escape") end(false);
     });
     text.addEventListener("blur", () => end(true));
-    show(button.parentElement, text);
+    this.notes.set(run.id, [text, problem]);
+    show(cell, text, problem);
     text.focus();
   }
 

@@ -23,7 +23,8 @@ export function open(root, context) {
 
 class Samples {
   constructor(root, context) {
-    Object.assign(this, { root, context, steps: [], step: null, groups: [], views: [] });
+    Object.assign(this, { root, context, steps: [], asked: null, step: null, groups: [],
+      views: [] });
     this.results = new SearchResults(context);
     this.tools = new SampleTools({
       go: (place) => this.go(place),
@@ -83,7 +84,7 @@ class Samples {
 
   /** The samples of a step, and how many groups it had. */
   async load(signal) {
-    const step = this.wantedStep();
+    const step = (this.asked = this.wantedStep());
     const [answer, columns] = await Promise.all([
       this.context.ask("samples", { step }, { signal }),
       this.context.ask("columns", { name: NUM_GROUPS, first: step, last: step }, { signal }),
@@ -98,20 +99,24 @@ class Samples {
     } catch {
       return; // the banner tells of a lost connection
     }
-    if (was === 0) this.start();
-    else if (this.steps.length !== was) {
-      this.drawTools();
-      if (view.number("step") === null) this.loaded.renew();
+    if (was === 0) {
+      this.start();
+      return;
     }
+    if (this.steps.length !== was) this.drawTools();
+    if (this.wantedStep() === this.asked && !this.loaded.problem) return;
+    this.asked = this.wantedStep(); // news, not another question: see `changed`
+    this.loaded.renew();
   }
 
   changed() {
     if (!this.steps.length) return;
     this.drawTools();
-    if (this.wantedStep() !== this.step) {
+    const wanted = this.wantedStep();
+    if (wanted !== this.asked) {
       this.content.setAttribute("aria-busy", "true");
       this.later();
-    } else if (this.signature() !== this.drawn) this.draw();
+    } else if (wanted === this.step && this.signature() !== this.drawn) this.draw();
   }
 
   signature() {

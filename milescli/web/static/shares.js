@@ -50,7 +50,10 @@ export function drawShares(root, answer, phases, newest) {
     if (width && width !== plot.width) plot.setSize({ width, height: plot.height });
   });
   observer.observe(place);
+  const redraw = () => plot.redraw(false, true);
+  addEventListener("theme", redraw);
   return { close() {
+    removeEventListener("theme", redraw);
     observer.disconnect();
     plot.destroy();
   } };
@@ -68,8 +71,8 @@ function stacked(shares) {
 }
 
 function settings(width, shown, tell) {
-  const grid = { stroke: colour("line"), width: 1 };
-  const axis = { stroke: colour("muted"), grid, ticks: { ...grid, size: 4 },
+  const grid = { stroke: () => colour("line"), width: 1 };
+  const axis = { stroke: () => colour("muted"), grid, ticks: { ...grid, size: 4 },
     font: "12px system-ui, sans-serif" };
   const whole = (_, splits) => splits.map((value) => (Number.isInteger(value) ? value : ""));
   return {
@@ -81,7 +84,7 @@ function settings(width, shown, tell) {
     axes: [{ ...axis, size: 28, values: whole },
       { ...axis, size: 58, values: (_, splits) => splits.map((value) => percent(value)) }],
     series: [{}, ...[...shown].reverse().map((name) => ({
-      fill: colour(phaseColour(name)),
+      fill: () => colour(phaseColour(name)),
       width: 0,
       points: { show: false },
     }))],

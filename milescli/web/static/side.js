@@ -81,7 +81,7 @@ function item(run, current, runs) {
       "a",
       {
         id: `run-${run.id}`,
-        href: view.href({ run: run.id, with: compared.filter((id) => id !== run.id), step: null }),
+        href: view.href({ run: run.id, with: compared.filter((id) => id !== run.id) }),
         "aria-current": run.id === current ? "true" : null,
       },
       h("span", { class: "name" }, swatchOf(run.id, current, runs), run.name),
@@ -113,7 +113,7 @@ function adapters(run, current) {
     "ul",
     { class: "adapters", "aria-label": `Adapters of ${run.name}` },
     run.adapters.map((id) =>
-      h("li", {}, h("a", { id: `run-${id}`, href: view.href({ run: id, step: null }),
+      h("li", {}, h("a", { id: `run-${id}`, href: view.href({ run: id }),
         "aria-current": id === current ? "true" : null }, adapterName(id)))),
   );
 }

@@ -28,6 +28,8 @@ export class Timeline {
     } });
     parent.append(this.canvas, this.tip);
     this.unwatch = onWidth(parent, () => this.draw());
+    this.redraw = () => this.draw();
+    addEventListener("theme", this.redraw);
     this.from = null;
     this.take(answer);
     this.steps();
@@ -240,6 +242,7 @@ export class Timeline {
   close() {
     cancelAnimationFrame(this.waiting);
     this.unwatch();
+    removeEventListener("theme", this.redraw);
   }
 }
 

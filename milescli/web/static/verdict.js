@@ -29,7 +29,7 @@ export function verdictCard(verdict, word) {
           "p",
           { class: "muted small" },
           `After ${counted(verdict.step, "step")} · `,
-          windowWords(verdict.step, word),
+          windowWords(verdict.num_steps, word),
           verdict.findings.length ? counted(verdict.findings.length, "finding") : "no findings",
         ),
       ),

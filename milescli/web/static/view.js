@@ -21,6 +21,9 @@ export const PAGES = [
 const HERE = location.pathname.split("/").at(-1) || "./";
 const FIRST = saved?.comparison ? "comparison" : saved?.sweep ? "sweep" : "overview";
 const ALWAYS = ["run", "page", "with", "base", "step"];
+/** What one run alone has: another has other steps, files and groups. */
+const OF_RUN = ["step", "first", "last", "marks", "group", "only", "path", "offset", "attempt",
+  "file"];
 
 class View {
   constructor() {
@@ -54,17 +57,22 @@ class View {
     return PAGES.some(([name]) => name === page) ? page : FIRST;
   }
 
-  /** A link to this view with some values changed; null takes one away. On another page what
-   * belonged to the one before is dropped. */
+  /** A link to this view with some values changed; null takes one away. On another page, or of
+   * another run, what belonged to the one before is dropped. */
   href(changes) {
     return HERE + this.fragment(changes);
   }
 
   fragment(changes) {
-    const other = changes.page !== undefined && changes.page !== this.page;
+    const isOtherPage = changes.page !== undefined && changes.page !== this.page;
+    const run = this.get("run");
+    const isOtherRun = run && (changes.run ?? run) !== run;
+    const isOfRun = (name) => OF_RUN.includes(name)
+      && !(name === "only" && this.page === "runs"); // there it chooses among runs
     const next = new URLSearchParams();
     for (const [name, value] of this.values) {
-      if (!other || ALWAYS.includes(name)) next.set(name, value);
+      if (isOtherPage && !ALWAYS.includes(name)) continue;
+      if (!isOtherRun || !isOfRun(name)) next.set(name, value);
     }
     for (const [name, value] of Object.entries(changes)) {
       const text = Array.isArray(value)

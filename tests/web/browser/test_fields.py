@@ -63,3 +63,16 @@ def test_what_was_typed_last_does_not_follow_to_another_page(url: str, tab: Open
     page.wait_for_selector("#main > section[aria-label='Samples']")
     page.wait_for_timeout(600)
     assert "q=" not in page.url
+
+
+def test_what_one_run_has_does_not_follow_to_another(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=evaluations&path=eval/step_10.jsonl&offset=20&only=right")
+    page.click("#run-quickstart-2")
+    told.until("location.hash === '#run=quickstart-2&page=evaluations'")
+    told.go(f"{RUN}&page=curves&marks=3-9&step=4&smooth=0.5")
+    page.keyboard.press("[")
+    told.until("location.hash === '#run=quickstart-2&page=curves&smooth=0.5'")
+    told.go(f"{RUN}&page=runs&only=done&q=quick")
+    page.click("#run-quickstart-2")
+    told.until("location.hash === '#run=quickstart-2&page=runs&only=done&q=quick'")

@@ -91,3 +91,16 @@ def test_a_finding_leads_to_its_curves(tmp_path: Path, browser: Browser, tab: Op
         page.wait_for_selector("#main > section[aria-label='Curves']")
         told.settle()
         assert page.locator(".chart").count() >= 1
+
+
+def test_the_windows_of_a_fork_begin_where_it_began(
+    tmp_path: Path, browser: Browser, tab: Opener
+) -> None:
+    run = WrittenRun(path=tmp_path / "runs" / "fork-1")
+    run.steps(101, 103)
+    with served(folder=run.path.parent) as url:
+        told = tab(url)
+        told.open()
+        text = told.text()
+        assert "After 103 steps · reward: first step → last step" in text
+        assert "mean of the last 3 steps" in text

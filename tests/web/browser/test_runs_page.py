@@ -15,11 +15,24 @@ from milescli.checkpoint.run_control import write_note
 from milescli.checkpoint.run_dir import verdict_file
 from milescli.core.events import PhaseStarted, RunEnded, WarmupStepDone
 from tests.fake_run import WrittenRun, eval_done, report
+from tests.waiting import until
 from tests.web.browser.chromium import served
 from tests.web.browser.conftest import Opener
 from tests.web.browser.test_accessibility import violations
 
 NUM_RUNS = 40
+HELD_RUNS = """
+const ask = window.fetch;
+window.asked = 0;
+window.fetch = async (url, options) => {
+  if (!String(url).endsWith("api/runs")) return ask(url, options);
+  const found = await ask(url, options);
+  window.asked += 1;
+  while (window.isHeld) await new Promise((done) => setTimeout(done, 20));
+  return found;
+};
+"""
+"""An answer about all runs takes its time, and is old when it comes."""
 ERROR = {"error": "trainer rank 0 died", "why": "the kernel ended it", "fix": ["miles resume bad"]}
 
 
@@ -187,3 +200,44 @@ def test_a_note_is_written_in_the_table(many: str, folder: Path, tab: Opener) ->
     page.keyboard.press("Enter")
     told.until("document.querySelector('.note-cell').textContent.includes('#keep')")
     assert (folder / "sweep-11" / "note.txt").read_text() == "a good one #keep\n"
+
+
+def test_a_saved_note_is_shown_although_older_news_come(
+    many: str, folder: Path, tab: Opener
+) -> None:
+    told = tab(many)
+    told.page.add_init_script(HELD_RUNS)
+    page = told.open("run=sweep-03&page=runs&q=sweep-12")
+    page.evaluate("Object.assign(window, { isHeld: true, asked: 0 })")
+    told.until("window.asked > 0")
+    page.click("[aria-label='Write a note about sweep-12']")
+    page.fill("[aria-label='Note about sweep-12']", "the best")
+    page.keyboard.press("Enter")
+    until((folder / "sweep-12" / "note.txt").exists)
+    page.evaluate("window.isHeld = false")
+    told.until("document.querySelector('.note-cell input') === null")
+    assert "the best" in told.text(".note-cell")
+
+
+def test_a_note_that_cannot_be_saved_stays_with_the_reason(
+    many: str, folder: Path, tab: Opener
+) -> None:
+    told = tab(many)
+    told.may_be_refused = True
+    refusal = {"what": "the note was not kept", "why": "the disk is full", "fix": ""}
+    told.page.route("**/note", lambda route: route.fulfill(status=400, json=refusal))
+    page = told.open("run=sweep-03&page=runs&q=sweep-13")
+    field = "[aria-label='Note about sweep-13']"
+    page.click("[aria-label='Write a note about sweep-13']")
+    page.fill(field, "hours of thoughts")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".note-cell [role=alert]:has-text('the disk is full')")
+    assert page.evaluate("document.activeElement.ariaLabel") == "Note about sweep-13"
+    page.fill("#run-search", "sweep-1")
+    told.until("document.querySelectorAll('#main tbody tr').length === 10")
+    assert page.input_value(field) == "hours of thoughts"
+    page.unroute("**/note")
+    page.focus(field)
+    page.keyboard.press("Enter")
+    told.until("document.querySelector('.note-cell input') === null")
+    assert (folder / "sweep-13" / "note.txt").read_text() == "hours of thoughts\n"

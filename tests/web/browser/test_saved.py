@@ -153,3 +153,18 @@ def test_what_a_model_wrote_is_text(tmp_path: Path, tab: Opener) -> None:
     told.go("page=samples")
     assert EVIL in told.text(".sample") and page.locator("img").count() == 0
     assert page.title() == "Samples · evil · miles"
+
+
+def test_a_report_names_the_log_that_it_leaves_out_without_a_link(
+    tmp_path: Path, tab: Opener
+) -> None:
+    error = {"error": "trainer rank 0 died", "why": "it was killed", "fix": []}
+    folder = make_planted(tmp_path / "bad", error=error)
+    log = folder / "logs" / "attempt_1" / "trainer-rank-0.log"
+    log.write_text("the last words\n", encoding="utf-8")
+    file = tmp_path / "bad.html"
+    file.write_text(run_page(read_subject(open_run(folder))), encoding="utf-8")
+    told = tab(file.as_uri())
+    page = told.open()
+    assert "the last words" in told.text("[aria-label='What ended it']")
+    assert not page.locator("[aria-label='What ended it'] a").count()

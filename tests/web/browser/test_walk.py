@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from milescli.core.events import AdapterEvent
+from milescli.web.endpoints import MAX_LIMIT
 from tests.fake_run import WrittenRun, step_done
 from tests.web.browser.chromium import served
 from tests.web.browser.conftest import Opener
@@ -242,6 +243,42 @@ def test_curves_lead_to_the_samples_of_a_step(url: str, tab: Opener) -> None:
     page.wait_for_selector("#main > section[aria-label='Samples']")
     told.settle()
     assert "Sample 1" in told.text()
+
+
+def test_older_notices_are_shown_up_to_what_the_server_gives(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(RUN)
+    limits, buttons = page.evaluate("""async () => {
+      const { NoticeList } = await import("./static/notice_list.js");
+      const limits = [];
+      const ask = async (name, { limit }) => {
+        limits.push(limit);
+        const one = { text: "", level: "info", time_s: 0 };
+        return { total: 9000, notices: Array(Math.min(limit, 9000)).fill(one) };
+      };
+      const root = document.createElement("div");
+      const list = new NoticeList(root, { ask });
+      const buttons = [];
+      for (list.more of [23, 25]) {
+        await list.loaded.refresh();
+        buttons.push(root.querySelectorAll("button").length);
+      }
+      return [limits, buttons];
+    }""")
+    assert max(limits) == MAX_LIMIT and buttons == [1, 0]
+
+
+def test_the_layout_of_a_run_on_rows_has_no_engines(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(RUN)
+    batch = {"prompts_per_step": 32, "num_samples": 64, "of_rows": True}
+    plan = {"trainer": {"tp": 1, "dp": 2}, "engines": {"num": 0, "tp": 1}, "batch": batch}
+    plan |= {"slots": [{"device": 0, "trainer_rank": 0}], "colocated": True, "max_staleness": 0}
+    words = page.evaluate(
+        "plan => import('./static/layout.js').then(m => m.layout(plan)[0].textContent)", plan
+    )
+    assert "placement trainer alone" in words and "batch 32 rows" in words
+    assert "staleness" not in words and "engines" not in words
 
 
 def test_figures_are_chosen_by_search(url: str, tab: Opener) -> None:
