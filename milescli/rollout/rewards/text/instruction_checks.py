@@ -15,7 +15,7 @@ Check = Callable[..., bool]
 _RELATIONS = ("less than", "at least")
 _WORD = re.compile(r"\w+")
 _CASED_WORD = re.compile(r"[^\W\d_][\w'’-]*")  # noqa: RUF001
-_SENTENCE_END = re.compile(r"[.!?。！？…]+[\"'”’)\]]*(?=\s|$)")  # noqa: RUF001
+_SENTENCE_END = re.compile(r"(?<![.!?。！？…])[.!?。！？…]++[\"'”’)\]]*+(?=\s|$)")  # noqa: RUF001
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|Sr|Jr|St|vs|etc|e\.g|i\.e|No|Inc|Ltd|Co|approx)|\b[A-Z])\.$"
 )

@@ -35,6 +35,7 @@ CASES: dict[str, list[tuple[dict[str, object], str, str]]] = {
     "length_constraints:number_sentences": [
         ({"num_sentences": 2, **AT_LEAST}, "One is. Two is!", "Dr. Who is one."),
         ({"num_sentences": 3, **LESS}, "It costs 3.50 dollars. Yes?", "A is. B is. C is"),
+        ({"num_sentences": 2, **LESS}, "!" * 200_000 + "x", "A is. B is."),
     ],
     "length_constraints:number_paragraphs": [
         ({"num_paragraphs": 2}, "one\n\n***\n\ntwo", "one\n\ntwo"),
