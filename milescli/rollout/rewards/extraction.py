@@ -57,7 +57,10 @@ _EMPHASIS = tuple(
 _HEADING = re.compile(r"^[ \t]*#{1,6}[ \t]+", re.MULTILINE)
 _PICTURES = re.compile("[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]")
 
-_IS = r"(?:\s+(?:is|are|should be|would be|will be|must be|equals)\b\s*:?|\s*+(?:[\"'”’]\s*+)?(?::|：|=))"  # noqa: RUF001
+_IS = (
+    r"(?:\s+(?:is|are|should be|would be|will be|must be|equals)\b\s*:?"
+    r"|\s*+(?:[\"'”’]\s*+)?(?::|：|=))"  # noqa: RUF001
+)
 _SAYS = re.compile(
     rf"\banswers?(?:\s*\([^()\n]*\))?{_IS}|^[^\w\n]{{0,8}}A\s*[:：]|答案\s*(?:是|为|[:：])",  # noqa: RUF001
     re.IGNORECASE | re.MULTILINE,
