@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import shlex
 from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
@@ -127,7 +128,8 @@ def unreadable_folder(folder: Path, error: OSError) -> MachineError:
     return MachineError(
         f"the run {folder} cannot be read",
         why=f"{error.strerror}: {error.filename}; only the owner can read a run",
-        fix=f"chmod -R a+rX {folder}   # as its owner: samples and data may be private",
+        fix=f"chmod -R a+rX {shlex.quote(str(folder))}   # as its owner: samples and data may be "
+        "private",
     )
 
 

@@ -304,9 +304,7 @@ class History:
     def _phase(self, record: Record, time_s: float) -> None:
         if record["phase"] == "start" or math.isnan(self.began_s):
             self.began_s, self.outcome, self.error, self.took_s = time_s, None, None, math.nan
-            self.current = (
-                CurrentPhase()
-            )  # of an attempt before: nobody knows when it ended
+            self.current = CurrentPhase()  # of an attempt before: nobody knows when it ended
         self._leave(time_s)
         self.current.begin(record["phase"], record.get("detail", ""))
         self.phase_s = time_s
