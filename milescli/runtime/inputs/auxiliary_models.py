@@ -139,8 +139,7 @@ class AuxiliaryModel:
         if not folder.is_dir() and not self.is_on_hub:
             raise RecipeError(
                 f"the {self.what} {self.path} does not exist",
-                why=f"`{self.key}` must name a Hugging Face folder, a model on the hub, or the "
-                "directory of a run",
+                why=f"`{self.key}` must name a Hugging Face folder, a model on the hub or a run",
                 fix=[
                     launch_that_makes(folder)
                     or f"miles export RUN --to {shlex.quote(str(folder))}",
