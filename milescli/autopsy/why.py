@@ -51,7 +51,10 @@ def kernel_lines(since: float, *, records: list[str] | None = None) -> list[str]
     for record in records:
         head, _, text = record.partition(";")
         text = text.splitlines()[0] if text else ""
-        at = boot + int(head.split(",")[2]) / 1e6
+        fields = head.split(",")
+        if len(fields) < 3 or not fields[2].isdecimal():
+            continue  # no line of a kernel
+        at = boot + int(fields[2]) / 1e6
         if at >= since and _CAUSE_LINES.search(text):
             lines.append(f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} {text}")
     return lines[-MAX_LINES:]  # the last ones are next to the end
@@ -62,7 +65,10 @@ def _records() -> Iterator[str]:
     try:
         while True:
             with suppress(BrokenPipeError):  # overwritten before we came to it
-                yield os.read(log, 8192).decode(errors="replace")
+                record = os.read(log, 8192)
+                if not record:  # it is no kernel's log: a container may have /dev/null there
+                    return
+                yield record.decode(errors="replace")
     except BlockingIOError:  # the end
         return
     finally:

@@ -1,6 +1,6 @@
 """What a driver reports to the process that started it, line by line through a pipe: its run, the
 processes whose death it noticed, how it ended. Without such a parent it reports nothing; see
-`runtime.parent`. Standard library only."""
+`runtime.parent`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
+
+from milescli.core.errors import shortened
 
 
 class DriverReport(TypedDict, total=False):
@@ -37,6 +39,10 @@ class DriverReport(TypedDict, total=False):
     """Exit code of a driver that ended normally."""
 
 
+MAX_LINE_BYTES = 24 * 1024
+"""Most bytes of a line. Nobody reads before the driver ends, and the pipe takes 64 KiB: a cause, an
+error and the short facts fit."""
+_LEAST_CHARS = 64
 _PARENT_PIPE: list[int] = []
 """Write end of the pipe to the parent, in a list of at most one; empty in every other process."""
 
@@ -47,12 +53,30 @@ def set_parent_pipe(pipe: int) -> None:
 
 
 def report_to_parent(**facts: Any) -> None:
-    """Write facts, by the keys of DriverReport, into the parent's pipe. Do nothing without a
-    parent. Never raise, and never wait for a reader."""
-    text = {key: str(fact) if isinstance(fact, Path) else fact for key, fact in facts.items()}
+    """Write facts, by the keys of DriverReport, into the parent's pipe; of long texts, as many
+    characters of the beginning and end as fit. Do nothing without a parent. Never raise, and never
+    wait for a reader."""
     for pipe in _PARENT_PIPE:
         with suppress(OSError):
-            os.write(pipe, json.dumps(text).encode() + b"\n")
+            os.write(pipe, _line(facts))
+
+
+def _line(facts: dict[str, Any]) -> bytes:
+    max_chars = MAX_LINE_BYTES
+    while True:
+        text = json.dumps(_shortened(facts, max_chars), ensure_ascii=False)
+        line = text.encode(errors="surrogatepass") + b"\n"
+        if len(line) <= MAX_LINE_BYTES or max_chars <= _LEAST_CHARS:
+            return line
+        max_chars //= 2
+
+
+def _shortened(fact: Any, max_chars: int) -> Any:
+    if isinstance(fact, dict):
+        return {key: _shortened(value, max_chars) for key, value in fact.items()}
+    if isinstance(fact, list):
+        return [_shortened(item, max_chars) for item in fact]
+    return shortened(str(fact), max_chars=max_chars) if isinstance(fact, str | Path) else fact
 
 
 def exit_if_parent_reports() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import shlex
 from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
@@ -82,14 +83,19 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 cannot encode."""
 
 
+def shortened(text: str, *, max_chars: int) -> str:
+    """Return the beginning and end of a text that is longer, and how much is left out."""
+    if (left_out := len(text) - max_chars) <= 0:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]}\n... {left_out:,} characters left out ...\n{text[-half:]}"
+
+
 def printable(text: str) -> str:
     """Return foreign text, such as the message of an exception in a reward, in a form that can be
     shown and stored anywhere: control characters as escapes, and only the beginning and end of a
     long text."""
-    if (left_out := len(text) - MAX_SHOWN_CHARS) > 0:
-        half = MAX_SHOWN_CHARS // 2
-        text = f"{text[:half]}\n... {left_out:,} characters left out ...\n{text[-half:]}"
-    text = text.replace("\r\n", "\n")
+    text = shortened(text, max_chars=MAX_SHOWN_CHARS).replace("\r\n", "\n")
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -122,7 +128,8 @@ def unreadable_folder(folder: Path, error: OSError) -> MachineError:
     return MachineError(
         f"the run {folder} cannot be read",
         why=f"{error.strerror}: {error.filename}; only the owner can read a run",
-        fix=f"chmod -R a+rX {folder}   # as its owner: samples and data may be private",
+        fix=f"chmod -R a+rX {shlex.quote(str(folder))}   # as its owner: samples and data may be "
+        "private",
     )
 
 

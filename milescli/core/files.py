@@ -34,7 +34,7 @@ class UnreadableFile(MilesError, OSError):
         super().__init__(
             f"{path} cannot be read",
             why=f"{reason}, where a file should be",
-            fix=f"ls -ld {path}   # remove it, or put the file back",
+            fix=f"ls -ld {shlex.quote(str(path))}   # remove it, or put the file back",
         )
         self.errno, self.strerror, self.filename = number, reason, str(path)
 

@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from milescli.core.scalars import Record, scalars_in
 from milescli.core.units import format_bytes, parse_time
 
+EVAL = "eval"
+"""Phase of evaluations, on held-out prompts or rows."""
+EVALUATED = ("EvalDone", "ValidationDone")
+"""Events that end an evaluation."""
+
 
 class Columns:
     """Holds metrics by step, ascending: each column has a number or NaN for every step."""
@@ -97,6 +102,7 @@ class Validation:
 
     step: int
     loss: float
+    seconds: float
     figures: dict[str, float]
 
 
@@ -145,6 +151,27 @@ class Span:
 
 
 @dataclass(slots=True)
+class CurrentPhase:
+    """Follows the phase that a run is in. An evaluation interrupts a phase, which goes on after it:
+    PhaseStarted begins one, EvalDone or ValidationDone ends it."""
+
+    name: str = ""
+    detail: str = ""
+    _interrupted: tuple[str, str] = ("", "")
+
+    def begin(self, name: str, detail: str = "") -> None:
+        """Enter a phase."""
+        if name == EVAL and self.name != EVAL:
+            self._interrupted = self.name, self.detail
+        self.name, self.detail = name, detail
+
+    def end_evaluation(self) -> None:
+        """Return to the phase that the evaluation interrupted; stay in any other."""
+        if self.name == EVAL:
+            self.name, self.detail = self._interrupted
+
+
+@dataclass(slots=True)
 class History:
     """Holds everything that the events of one run have reported. With several adapters, each has a
     history."""
@@ -164,15 +191,11 @@ class History:
     """Number of steps that the warm-up will do."""
     healings: list[WorkerLossRecord] = field(default_factory=list)
     notices: list[NoticeEntry] = field(default_factory=list)
-    phase: str = ""
-    """Current phase of the run."""
-    phase_detail: str = ""
+    current: CurrentPhase = field(default_factory=CurrentPhase)
     phase_s: float = math.nan
     """When the run entered the phase, seconds since 1970."""
     spans: list[Span] = field(default_factory=list)
     """Finished phases of all attempts, in order."""
-    before: tuple[str, str] = ("", "")
-    """Phase and detail that an evaluation interrupted."""
     began_s: float = math.nan
     """When this attempt began."""
     outcome: str | None = None
@@ -189,6 +212,16 @@ class History:
     adapters: dict[str, History] = field(default_factory=dict)
     last_s: float = math.nan
     """When the last record was written."""
+
+    @property
+    def phase(self) -> str:
+        """Return the current phase of the run."""
+        return self.current.name
+
+    @property
+    def phase_detail(self) -> str:
+        """Return what the current phase does."""
+        return self.current.detail
 
     @property
     def step(self) -> int:
@@ -238,8 +271,7 @@ class History:
     def _evaluation(self, record: Record, time_s: float) -> None:
         words = ("truncated_fraction", "response_tokens_mean")
         step = record["step"]
-        if self.phase == "eval":
-            self._enter(*self.before, time_s)
+        self._end_evaluation(time_s)
         self.evaluations = [one for one in self.evaluations if one.step < step]
         self.evaluations.append(
             Evaluation(
@@ -258,23 +290,32 @@ class History:
 
     def _validation(self, record: Record, time_s: float) -> None:
         step = record["step"]
+        self._end_evaluation(time_s)
         self.validations = [one for one in self.validations if one.step < step]
-        figures = dict(record.get("figures", {}))
-        self.validations.append(Validation(step=step, loss=record["loss"], figures=figures))
+        self.validations.append(
+            Validation(
+                step=step,
+                loss=record["loss"],
+                seconds=record["seconds"],
+                figures=dict(record.get("figures", {})),
+            )
+        )
 
     def _phase(self, record: Record, time_s: float) -> None:
         if record["phase"] == "start" or math.isnan(self.began_s):
             self.began_s, self.outcome, self.error, self.took_s = time_s, None, None, math.nan
-            self.phase = ""  # what an attempt before was in has ended, nobody knows when
-        self._enter(record["phase"], record.get("detail", ""), time_s)
+            self.current = CurrentPhase()  # of an attempt before: nobody knows when it ended
+        self._leave(time_s)
+        self.current.begin(record["phase"], record.get("detail", ""))
+        self.phase_s = time_s
         text = f"{self.phase}: {self.phase_detail}" if self.phase_detail else self.phase
         self._note(record, time_s, text)
 
-    def _enter(self, phase: str, detail: str, time_s: float) -> None:
-        self._leave(time_s)
-        if phase == "eval":
-            self.before = self.phase, self.phase_detail
-        self.phase, self.phase_detail, self.phase_s = phase, detail, time_s
+    def _end_evaluation(self, time_s: float) -> None:
+        if self.phase == EVAL:
+            self._leave(time_s)
+            self.current.end_evaluation()
+            self.phase_s = time_s
 
     def _leave(self, time_s: float) -> None:
         if self.phase and time_s > self.phase_s:  # not of NaN either

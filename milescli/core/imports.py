@@ -6,9 +6,10 @@ import atexit
 import gc
 import importlib
 import os
+import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +93,16 @@ class Origin:
             os.chdir(self.folder)
 
 
-def import_object(path: str, *, kind: str = "plug-in", key: str = "") -> object:
+def import_object(
+    path: str,
+    *,
+    kind: str = "plug-in",
+    key: str = "",
+    setting: Callable[[str], str] | None = None,
+) -> object:
     """Return the object that an import path `module:name` names. `kind` and `key`: its purpose, for
-    errors. Raises RecipeError if it cannot be imported."""
+    errors; `setting`: returns what `--set` takes for a path (default: key=path). Raises RecipeError
+    if it cannot be imported."""
     if ":" not in path:
         raise RecipeError(
             f"`{path}` is not an import path",
@@ -133,7 +141,9 @@ def import_object(path: str, *, kind: str = "plug-in", key: str = "") -> object:
         raise RecipeError(
             f"`{module_name}` has no `{attribute}`",
             why=why + (f"; the nearest name is `{guess}`" if guess else ""),
-            fix=f"--set {key}={right}" if key else f"miles plugins check {right}",
+            fix=f"--set {shlex.quote(setting(right) if setting else f'{key}={right}')}"
+            if key
+            else f"miles plugins check {right}",
         ) from None
 
 

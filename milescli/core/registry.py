@@ -5,6 +5,7 @@ the points is in `plug_points`."""
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ class PlugPoint:
         """Import and return the object called `name`. Raises RecipeError if nothing has that name,
         the import fails, or the signature does not match."""
         path = self.path_of(name)
-        plugin = import_object(path, kind=self.kind, key=self.key)
+        plugin = import_object(path, kind=self.kind, key=self.key, setting=self.setting)
         self._check_signature(plugin, path=path)
         return plugin
 
@@ -107,9 +108,7 @@ class PlugPoint:
             raise RecipeError(
                 f"there is no {self.kind} `{name}`",
                 why=f"`{self.key}` must be {one_of}an import path like `mypkg.module:name`",
-                fix=f"--set '{self.key}=[{guess}]'"
-                if self.in_list
-                else f"--set {self.key}={guess}",
+                fix=f"--set {shlex.quote(self.setting(guess))}",
             )
         return path
 

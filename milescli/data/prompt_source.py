@@ -4,6 +4,7 @@ on them."""
 from __future__ import annotations
 
 import hashlib
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -245,7 +246,7 @@ def _read(
             raise DataError(
                 f"{table.path} has no row {file.start}",
                 why=f"`{file.rows}` starts after the end of the file",
-                fix=f"--set data.{form.field}={file.name}",
+                fix=f"--set {shlex.quote(f'data.{form.field}={file.name}')}",
             )
         rows.require_good()
         files.append(rows)

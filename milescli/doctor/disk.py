@@ -46,7 +46,7 @@ def check_disk(
 ) -> list[Finding]:
     """Check free space and speed of the folder of runs, or of the nearest existing parent."""
     existing = nearest_folder(folder)
-    another = f"--set run.dir={another_folder(but_not=existing)}"
+    another = f"--set run.dir={shlex.quote(str(another_folder(but_not=existing)))}"
     in_the_way = next(
         (path for path in (folder.absolute(), *folder.absolute().parents) if path.is_file()), None
     )
@@ -104,7 +104,7 @@ def check_scratch(*, folder: Path = SCRATCH) -> list[Finding]:
         why = f"{os.strerror(error.errno or errno.EIO)}; Ray stores its session there"
         fixes = [
             f"mount -o remount,rw,size=8G {folder}",
-            f"mkdir -p {folder} && chmod 1777 {folder}",
+            f"mkdir -p {shlex.quote(str(folder))} && chmod 1777 {shlex.quote(str(folder))}",
         ]
         return fail("scratch", f"{folder} is not writable", why=why, fix=fixes)
     usage = shutil.disk_usage(folder)
@@ -152,7 +152,8 @@ def check_checkpoints(
         f"{format_bytes(per_checkpoint)} each, at most {format_bytes(needed)}; "
         f"{format_bytes(free)} free in {existing}"
     )
-    elsewhere = f"--set run.dir={another_folder(but_not=existing, needed_bytes=needed)}"
+    roomy = another_folder(but_not=existing, needed_bytes=needed)
+    elsewhere = f"--set run.dir={shlex.quote(str(roomy))}"
     if needed > free:
         fewer = int(free // per_checkpoint) - 1
         why = (
@@ -200,7 +201,7 @@ def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Fin
     if needed > free:
         roomy = another_folder(but_not=existing, needed_bytes=needed)
         fixes = [
-            f"export HF_HOME={roomy.with_name('huggingface')}",
+            f"export HF_HOME={shlex.quote(str(roomy.with_name('huggingface')))}",
             "hf cache ls   # shows its content; `hf cache rm` deletes it",
         ]
         return fail("download", what, why=f"the hub's cache is {cache}", fix=fixes)

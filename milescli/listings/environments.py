@@ -52,7 +52,8 @@ def tools() -> list[ListedPlugin]:
 
 
 def _plugin_row(name: str, point: PlugPoint) -> ListedPlugin:
-    plugin: Any = import_object(point.path_of(name), kind=point.kind, key=point.key)
+    path = point.path_of(name)
+    plugin: Any = import_object(path, kind=point.kind, key=point.key, setting=point.setting)
     lacks = fix = None
     try:
         if point is ENVIRONMENTS:

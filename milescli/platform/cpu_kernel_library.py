@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import stat
 import subprocess
@@ -50,7 +51,8 @@ def loaded() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:  # a home that nothing may be run from, a library that was cut short
-        raise NoKernels(f"{path} cannot be loaded: {error}", fix=f"rm {path}") from None
+        fix = f"rm {shlex.quote(str(path))}"
+        raise NoKernels(f"{path} cannot be loaded: {error}", fix=fix) from None
 
 
 def compiled() -> Path:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -93,14 +94,14 @@ def write_request(run: RunDir, wanted: Request) -> Path:
             why=f"{request_file(run)} exists; the run reads it after its current step",
             fix=[
                 "wait, then repeat the command",
-                f"rm {request_file(run)}   # withdraws that request",
+                f"rm {shlex.quote(str(request_file(run)))}   # withdraws that request",
             ],
         ) from None
     except OSError as error:
         raise MachineError(
             f"a profile cannot be requested in {run.shown}",
             why=f"{type(error).__name__}: {error}",
-            fix=f"ls -ld {run.profiles_dir}   # who owns it?",
+            fix=f"ls -ld {shlex.quote(str(run.profiles_dir))}   # who owns it?",
         ) from error
     return folder
 

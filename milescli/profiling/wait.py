@@ -3,6 +3,7 @@ is anything to show."""
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -128,7 +129,10 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
                 f"waited {silent_s:.0f} s for the driver of `{run.name}` to "
                 f"{'end' if state else 'begin'} profile {wanted.number}",
                 why=f"{now.described()}; the limit is {now.bound_s:.0f} s without an event",
-                fix=[f"tail {run.events_file}", f"ls {run.path / 'logs' / 'latest'}"],
+                fix=[
+                    f"tail {shlex.quote(str(run.events_file))}",
+                    f"ls {shlex.quote(str(run.path / 'logs' / 'latest'))}",
+                ],
             )
         time.sleep(POLL_S)
 
@@ -141,7 +145,7 @@ def _ignored_error(run: RunDir, step: int) -> MilesError:
         why=f"it is at step {step} and ignored the request: it belongs to an older miles or to "
         "another user, or it cannot write to its disk",
         fix=[
-            f"ls -l {run.profiles_dir}   # who owns the run?",
+            f"ls -l {shlex.quote(str(run.profiles_dir))}   # who owns the run?",
             f"Ctrl-C, then miles resume {run.typed}   # with this version",
         ],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -91,17 +92,18 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
         "small model that miles creates)",
         fix=["--set model.path=Qwen/Qwen3-0.6B", "--set model.scratch={}"],
     )
+    of_path = f"model.path={shlex.quote(str(model.path))}"
     yield Rule(
         model.path is not None and model.scratch is not None,
         "the recipe names two models",
         why=f"`model.path` is `{model.path}` ({origins['model.path']}), and `model.scratch` is "
         f"set too ({origins['model.scratch.hidden_size']}); a run trains only one model",
         fix=[
-            f"miles launch --recipe qwen3-0.6b --set model.path={model.path}   # or another that "
-            "is made for a pretrained model: miles recipes",
-            f"--set model.path={model.path} --set model.scratch=null --set warmup.steps=0 "
-            f"--set train.optimizer.lr=1e-6   # {recipe.train.optimizer.lr:g} suits a model "
-            "that was made from a seed",
+            f"miles launch --recipe qwen3-0.6b --set {of_path}   # or another that is made for a "
+            "pretrained model: miles recipes",
+            f"--set {of_path} --set model.scratch=null --set warmup.steps=0 "
+            f"--set train.optimizer.lr=1e-6   # {recipe.train.optimizer.lr:g} suits a "
+            "model that was made from a seed",
             "--set model.path=null",
         ],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from pathlib import Path
 
 from milescli.core.errors import RecipeError, nearest
@@ -79,7 +80,7 @@ def _no_file(recipe: str, path: Path) -> RecipeError:
     why = "it is a directory" if path.is_dir() else "no file is there"
     siblings = [item.name for item in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     guess = nearest(path.name, siblings)
-    fixes = [f"miles launch --recipe {path.parent / guess}"] if guess else []
+    fixes = [f"miles launch --recipe {shlex.quote(str(path.parent / guess))}"] if guess else []
     return RecipeError(
         f"recipe file `{recipe}` cannot be used",
         why=why,

@@ -98,6 +98,10 @@ def _notes(side: str, runs: Sequence[Subject]) -> list[str]:
 def _held_out(a: Sequence[Subject], b: Sequence[Subject], notes: list[str]) -> Measure | None:
     """Compare the accuracy at the last step at which all runs were evaluated."""
     runs = [*a, *b]
+    held = {str(run.data().get("eval", {}).get("sha256", "")) for run in runs} - {""}
+    if len(held) > 1:
+        notes.append("held-out prompts were not compared: different files")
+        return None
     common = set.intersection(*({one.step for one in run.history.evaluations} for run in runs))
     if not common:
         notes.append("held-out prompts were not compared: no step at which all runs evaluated")

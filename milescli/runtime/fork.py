@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
@@ -100,7 +101,8 @@ def fork(
         raise RecipeError(
             f"`{trunk.name}` trains several adapters, and cannot be forked",
             why="its adapters share their ranks, and each has checkpoints of its own steps",
-            fix=f"miles launch --recipe {trunk.recipe_file} --name NEW   # a new run",
+            fix=f"miles launch --recipe {shlex.quote(str(trunk.recipe_file))} --name NEW   "
+            "# a new run",
         )
     flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
     loaded = override(recorded, sets=sets, flags=flags, only=MAY_CHANGE)

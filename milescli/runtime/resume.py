@@ -3,6 +3,7 @@ layout, as if it had not been interrupted."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -206,7 +207,7 @@ def _refuse_other_prompts(manifest: CheckpointManifest, inputs: RunInputs, path:
             f"the checkpoint recorded {manifest.data_sha256[:12]}...",
             fix=[
                 "restore the file",
-                f"miles launch --recipe {path}/recipe.yaml --name {path.name}-new   # a new run "
-                "with the new prompts",
+                f"miles launch --recipe {shlex.quote(str(path / 'recipe.yaml'))} --name "
+                f"{shlex.quote(f'{path.name}-new')}   # a new run with the new prompts",
             ],
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shlex
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -248,5 +249,5 @@ class Saver:
             why=f"{self.failure.what}: {self.failure.why}\n"
             f"{format_bytes(free_bytes(run.path))} are free in {run.path}; it still has {kept}, "
             "and the metrics, events and samples up to here",
-            fix=f"du -sh {run.path.parent}/*   # free some space",
+            fix=f"du -sh {shlex.quote(str(run.path.parent))}/*   # free some space",
         )

@@ -193,7 +193,8 @@ def explain_error(error: BaseException, run: RunDir) -> BaseException:
     return MachineError(
         "the disk is full",
         why=f"{error}; {format_bytes(free_bytes(run.path))} are free in {run.path}",
-        fix=f"du -sh {run.path.parent}/*   # free some space, or set run.dir and checkpoint.keep",
+        fix=f"du -sh {shlex.quote(str(run.path.parent))}/*   # free some space, or set "
+        "run.dir and checkpoint.keep",
     )
 
 

@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -263,7 +264,7 @@ class _Supervisor(Worker):
             raise MachineError(
                 "the sandbox cannot run each program as a separate user",
                 why=f"Python or its packages are below {closed}, which other users cannot enter",
-                fix=f"chmod o+x {closed}",
+                fix=f"chmod o+x {shlex.quote(str(closed))}",
             )
 
 

@@ -118,20 +118,38 @@ def _parse_assumption(text: str) -> tuple[str, float]:
     name, equals, number = text.partition("=")
     if name not in KEYS or not equals:
         guess = nearest(name, KEYS) or "response_tokens"
+        shown = number if _possible_value(guess, number) is not None else _example(guess)
         raise RecipeError(
             f"`--assume {text}` is not an assumption",
             why=f"it has the form KEY=VALUE, and the keys are {', '.join(KEYS)}",
-            fix=f"--assume {guess}={number or KEYS[guess].default}",
+            fix=f"--assume {guess}={shown}",
         )
-    least, most = (KEYS[name].metadata.get(end, value) for end, value in _ENDS.items())
-    try:
-        value = float(number)
-    except ValueError:
-        value = float("nan")
-    if not least <= value <= most:
+    value = _possible_value(name, number)
+    if value is None:
+        least, most = _bounds(name)
         raise RecipeError(
             f"`--assume {text}` has an impossible value",
             why=f"{name} must be a number from {least:g} to {most:g}",
-            fix=f"--assume {name}={KEYS[name].default or least or 1:g}",
+            fix=f"--assume {name}={_example(name)}",
         )
     return name, value
+
+
+def _bounds(name: str) -> tuple[float, float]:
+    least, most = (KEYS[name].metadata.get(end, value) for end, value in _ENDS.items())
+    return least, most
+
+
+def _possible_value(name: str, number: str) -> float | None:
+    """Return the number, or None if it is none within the bounds."""
+    least, most = _bounds(name)
+    try:
+        value = float(number)
+    except ValueError:
+        return None
+    return value if least <= value <= most else None
+
+
+def _example(name: str) -> str:
+    least, most = _bounds(name)
+    return f"{KEYS[name].default or least or min(1.0, most):g}"

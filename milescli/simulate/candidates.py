@@ -13,7 +13,7 @@ from milescli.models.facts import ModelFacts
 from milescli.plan.choices import WEIGHT_BYTES, choose_precision
 from milescli.plan.devices import spec_of
 from milescli.plan.on_devices import TrainerEnginePair, pairs_by_share
-from milescli.plan.placement import devices_per_node
+from milescli.plan.placement import choose_placement, devices_per_node
 from milescli.plan.types import Log
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
@@ -160,6 +160,7 @@ class Comparison:
         Raises FitError, RecipeError."""
         recipe = self.vary(sets)
         per_node = devices_per_node(recipe, self.machine, Log())
+        choose_placement(recipe, per_node * recipe.machine.nodes)  # refuses what a launch refuses
         pairs = pairs_by_share(
             recipe,
             self.machine,
@@ -288,13 +289,12 @@ class Comparison:
         )
 
     def _lengths(self, recipe: Recipe) -> Lengths:
-        own = self.measured
-        if own is not None and self.assume.response_tokens == own.lengths.mean:
-            return own.lengths
+        longest = recipe.rollout.max_response_tokens
+        own = self.measured.lengths.cut(longest) if self.measured is not None else None
+        if own is not None and self.assume.response_tokens == own.mean:
+            return own
         return LogNormal(
-            mean=self.assume.response_tokens,
-            sigma=self.assume.response_sigma,
-            longest=recipe.rollout.max_response_tokens,
+            mean=self.assume.response_tokens, sigma=self.assume.response_sigma, longest=longest
         )
 
     def _settings(self, layout: Layout, recipe: Recipe) -> Settings:
@@ -370,11 +370,12 @@ def reason(best: Candidate, others: Sequence[Candidate]) -> str:
     return text
 
 
-def with_measured(assume: Assumptions, measured: Measured) -> Assumptions:
-    """Return the assumptions with the lengths of a run; values that the user set stay."""
+def with_measured(assume: Assumptions, measured: Measured, recipe: Recipe) -> Assumptions:
+    """Return the assumptions with the lengths of a run, cut where the recipe cuts them; values that
+    the user set stay."""
     return assume.with_values(
         f"run {measured.run}",
-        response_tokens=measured.lengths.mean,
+        response_tokens=measured.lengths.cut(recipe.rollout.max_response_tokens).mean,
         prompt_tokens=measured.prompt_tokens,
         kept_share=measured.kept_share,
     )

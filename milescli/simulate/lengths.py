@@ -20,6 +20,9 @@ class Lengths(Protocol):
     def mean(self) -> float:
         """Return the mean length in tokens."""
 
+    def cut(self, longest: int) -> Lengths:
+        """Return the lengths of the same responses where each is cut at `longest` tokens."""
+
     def draw(self, rng: np.random.Generator, *, groups: int, samples: int) -> np.ndarray:
         """Return [groups, samples] whole numbers of tokens, at least 1."""
 
@@ -35,6 +38,13 @@ class LogNormal:
     longest: int
     """Tokens at which a response is cut."""
 
+    def cut(self, longest: int) -> LogNormal:
+        """Return the lengths of the same responses where each is cut at `longest` tokens."""
+        if longest >= self.longest:
+            return self
+        mean = _mean_after_cut(log_mean(self), self.sigma, longest)
+        return LogNormal(mean=mean, sigma=self.sigma, longest=longest)
+
     def draw(self, rng: np.random.Generator, *, groups: int, samples: int) -> np.ndarray:
         """Return [groups, samples] lengths."""
         drawn = rng.lognormal(log_mean(self), self.sigma, (groups, samples))
@@ -42,25 +52,34 @@ class LogNormal:
 
 
 def log_mean(lengths: LogNormal) -> float:
-    """Return the mean of the logarithm at which the truncated lengths have their mean. With Phi the
-    normal distribution, E min(X, c) = exp(m + s^2 / 2) Phi((ln c - m - s^2) / s) + c (1 - Phi((ln c
-    - m) / s)); it rises with m, so that bisection finds m."""
-    sigma, cut = lengths.sigma, math.log(lengths.longest)
+    """Return the mean of the logarithm at which the truncated lengths have their mean: that mean
+    rises with it, so that bisection finds it."""
+    sigma = lengths.sigma
     if sigma == 0:
         return math.log(lengths.mean)
-
-    def phi(x: float) -> float:
-        return (1 + math.erf(x / math.sqrt(2))) / 2
-
-    low, high = math.log(lengths.mean) - sigma**2 / 2, cut + 20 * sigma
+    low, high = math.log(lengths.mean) - sigma**2 / 2, math.log(lengths.longest) + 20 * sigma
     for _ in range(80):
         m = (low + high) / 2
-        short = math.exp(m + sigma**2 / 2) * phi((cut - m - sigma**2) / sigma)
-        if short + lengths.longest * (1 - phi((cut - m) / sigma)) < lengths.mean:
+        if _mean_after_cut(m, sigma, lengths.longest) < lengths.mean:
             low = m
         else:
             high = m
     return (low + high) / 2
+
+
+def _mean_after_cut(m: float, sigma: float, longest: int) -> float:
+    """Return E min(X, c) of a log-normal X with mean m and deviation s of its logarithm: exp(m +
+    s^2 / 2) Phi((ln c - m - s^2) / s) + c (1 - Phi((ln c - m) / s)), with Phi the normal
+    distribution."""
+    cut = math.log(longest)
+    if sigma == 0:
+        return math.exp(min(m, cut))
+
+    def phi(x: float) -> float:
+        return (1 + math.erf(x / math.sqrt(2))) / 2
+
+    short = math.exp(m + sigma**2 / 2) * phi((cut - m - sigma**2) / sigma)
+    return short + longest * (1 - phi((cut - m) / sigma))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +94,10 @@ class Recorded:
         """Return the mean length in tokens."""
         lengths = [length for group in self.groups for length in group]
         return sum(lengths) / len(lengths)
+
+    def cut(self, longest: int) -> Recorded:
+        """Return the lengths of the same responses where each is cut at `longest` tokens."""
+        return Recorded(groups=[[min(one, longest) for one in group] for group in self.groups])
 
     def draw(self, rng: np.random.Generator, *, groups: int, samples: int) -> np.ndarray:
         """Return [groups, samples] lengths; a group of another size is sampled with replacement."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from milescli.core.errors import MachineError
+from milescli.core.history import EVAL, EVALUATED, CurrentPhase
 from milescli.core.metric_names import ANY, METRICS, SECONDS, SHARE, Metric, metric_of
 from milescli.core.scalars import STEP_EVENTS, Record, scalars_in
 from milescli.platform.memory_record import has_sizes, sizes_by_name
@@ -123,7 +124,7 @@ _OF_EVENTS = (
     ),
     Family("miles_oom_kills", "processes that the kernel ended for memory"),
 )
-_PHASE_OF = {"EvalDone": "eval", "ValidationDone": "eval", "WarmupStepDone": "warmup"}
+_PHASE_OF = {**dict.fromkeys(EVALUATED, EVAL), "WarmupStepDone": "warmup"}
 """Events that end a phase which runs beside the steps, and contain its seconds."""
 
 
@@ -168,6 +169,7 @@ class Exposition:
         page."""
         self._labels = dict(labels or {})
         self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+        self._phases: dict[str, CurrentPhase] = {}
         self._lock = threading.Lock()
         self._set("miles_run_info", 1.0, run=run, version=version)
 
@@ -197,17 +199,24 @@ class Exposition:
                 labels = {label: record[label] for label in family.labels}
                 value = record[family.value] if family.value else 1
                 self._take(family, value, **who, **labels)
-        if kind in ("PhaseStarted", "RunEnded"):
-            self._state(record["phase" if kind == "PhaseStarted" else "outcome"], who)
+        phase = self._phases.setdefault(who.get("adapter", ""), CurrentPhase())
+        if kind == "RunEnded":
+            self._state(record["outcome"], who)
+        elif kind == "PhaseStarted":
+            phase.begin(record["phase"])
+            self._state(phase.name, who)
+        elif kind in EVALUATED and phase.name == EVAL:
+            phase.end_evaluation()
+            self._state(phase.name, who)
         elif kind == "Notice" and record["level"] == "warning":
             self._add("miles_warnings_total", 1, **who)
         elif kind == "MemorySeen":
             self._workers(record["workers"])
         elif kind == "VerdictGiven":
             self._verdict(record, who)
-        if (phase := _PHASE_OF.get(kind)) is not None:
+        if (beside := _PHASE_OF.get(kind)) is not None:
             seconds = record["step_s"] if kind == "WarmupStepDone" else record["seconds"]
-            self._add(PHASES, seconds, phase=phase, **who)
+            self._add(PHASES, seconds, phase=beside, **who)
 
     def _scalars(self, record: Record, who: Mapping[str, str]) -> None:
         found = scalars_in(record)

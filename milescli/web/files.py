@@ -4,6 +4,7 @@ reads long text files by an index of their lines, and sends the page's own files
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
 from bisect import bisect_left
@@ -36,13 +37,13 @@ def file_within(folder: Path, name: str) -> Path:
             raise NotFound(
                 f"there is no file `{name[:200]}`",
                 why=f"it is not in {folder}",
-                fix=f"ls {folder}   # list its files",
+                fix=f"ls {shlex.quote(str(folder))}   # list its files",
             )
     except (OSError, RuntimeError) as error:  # a link to itself, a name too long, not ours
         raise Forbidden(
             f"`{name[:200]}` cannot be read",
             why=f"{type(error).__name__}: {error}",
-            fix=f"ls -l {folder}",
+            fix=f"ls -l {shlex.quote(str(folder))}",
         ) from None
     return file
 
@@ -56,7 +57,7 @@ def readable(file: Path) -> Iterator[None]:
         raise Forbidden(
             f"{file} cannot be read",
             why=f"{type(error).__name__}: {error}",
-            fix=f"ls -l {file}   # check its owner",
+            fix=f"ls -l {shlex.quote(str(file))}   # check its owner",
         ) from None
 
 

@@ -4,6 +4,7 @@ requests for a long time. Called from threads."""
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ class Histories:
             raise Busy(
                 f"run `{run.name}` was not read within {READ_S:g} s",
                 why="another request reads its events, and has not ended",
-                fix=f"ls -l {run.events_file}   # is it huge, or its disk away?",
+                fix=f"ls -l {shlex.quote(str(run.events_file))}   # is it huge, or its disk away?",
             )
         try:
             require_readable(run)
@@ -100,5 +101,6 @@ def require_readable(run: RunDir) -> None:
         raise Forbidden(
             f"the events of run `{run.name}` cannot be read",
             why=f"{type(error).__name__}: {error}",
-            fix=f"ls -l {run.events_file}   # check its owner; your user id is {os.getuid()}",
+            fix=f"ls -l {shlex.quote(str(run.events_file))}   # check its owner; your user "
+            f"id is {os.getuid()}",
         ) from None

@@ -4,6 +4,7 @@ people to read. Text of a model is only sent as JSON."""
 from __future__ import annotations
 
 import json
+import shlex
 import stat
 import time
 
@@ -45,7 +46,7 @@ def samples(request: RunRequest) -> Json:
         raise BadRequest(
             f"the samples of step {step} are too large for a page",
             why=f"{file} has {size} bytes, {MAX_BYTES} are shown at most",
-            fix=f"less {file}",
+            fix=f"less {shlex.quote(str(file))}",
         )
     with readable(file), open(file, "rb"):
         found = read_samples(request.run, step)
@@ -72,7 +73,7 @@ def image(request: RunRequest) -> bytes:
         raise NotFound(
             f"run `{request.shown.id}` kept no picture `{name[:80]}`",
             why="a run keeps the pictures of samples that it keeps, each named by its SHA-256",
-            fix=f"ls {request.run.images_dir}",
+            fix=f"ls {shlex.quote(str(request.run.images_dir))}",
         )
     return png
 

@@ -3,6 +3,7 @@ automatically."""
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Sequence
@@ -118,5 +119,8 @@ def _require_listing(folder: Path, *, what: str) -> None:
         raise MachineError(
             f"the {what} {folder} cannot be read",
             why=f"{type(error).__name__}: {error}",
-            fix=[f"ls -ld {folder}   # check its owner", "ask its owner for the right to read it"],
+            fix=[
+                f"ls -ld {shlex.quote(str(folder))}   # check its owner",
+                "ask its owner for the right to read it",
+            ],
         ) from None

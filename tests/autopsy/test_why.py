@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from milescli.autopsy import why
 from milescli.autopsy.why import find_why, kernel_lines, page, read_memory, write_why
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import lock
@@ -135,6 +136,16 @@ def test_lines_that_name_a_cause_since_then_are_told() -> None:
         "NVRM: Xid (PCI:0000:",
         "amdgpu 0000:03:00.0:",
     ]
+
+
+def test_what_is_no_kernel_s_log_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "kmsg"
+    text.write_text("Out of memory\n" * 3000)
+    for place in ("/dev/null", str(text)):
+        monkeypatch.setattr(why, "LOG", place)
+        assert kernel_lines(0.0) == []
 
 
 def test_of_many_lines_the_last_are_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from milescli.core.errors import (
     RecipeError,
     Stopped,
     printable,
+    unreadable_folder,
 )
 
 KINDS = [
@@ -52,6 +54,12 @@ def test_an_error_is_also_the_stdlib_error_it_replaces() -> None:
     assert issubclass(RecipeError, ValueError)
     assert issubclass(errors.WaitTimeout, TimeoutError)
     assert issubclass(errors.CheckpointError, OSError)
+
+
+def test_the_fix_for_a_folder_with_a_blank_can_be_pasted() -> None:
+    folder = Path("/my runs/a")
+    error = unreadable_folder(folder, PermissionError(13, "Permission denied", str(folder)))
+    assert error.fixes[0].startswith("chmod -R a+rX '/my runs/a'   #")
 
 
 def test_one_fix_becomes_a_list() -> None:

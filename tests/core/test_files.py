@@ -35,12 +35,14 @@ def test_the_last_records_are_read_without_those_long_before(tmp_path: Path) -> 
 def test_what_is_no_file_is_named_and_not_waited_for(
     tmp_path: Path, make: Callable[[Path], object], what_it_is: str
 ) -> None:
-    make(tmp_path / "x")
+    file = tmp_path / "x y"
+    make(file)
     with pytest.raises(UnreadableFile) as caught:
-        read_regular_bytes(tmp_path / "x")
+        read_regular_bytes(file)
+    assert caught.value.fixes[0].startswith(f"ls -ld '{file}'")
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
         assert isinstance(error, OSError) and error.strerror == what_it_is
-        assert error.why.startswith(what_it_is) and str(tmp_path / "x") in error.what
+        assert error.why.startswith(what_it_is) and str(file) in error.what
 
 
 def test_what_the_system_refuses_for_the_path_s_sake_is_an_error_for_users() -> None:

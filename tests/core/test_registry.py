@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,23 @@ def test_what_cannot_be_used_is_refused_with_the_way_out(
     assert what in refusal.value.what
     assert fix in refusal.value.fixes[0]
     assert refusal.value.why
+
+
+@pytest.mark.parametrize(
+    ("point", "fix"),
+    [
+        (replace(PLAIN, in_list=True), "--set 'x.y=[my_rewards:strict]'"),
+        (replace(PLAIN, prefix="task:"), "--set x.y=task:my_rewards:strict"),
+        (PLAIN, "--set x.y=my_rewards:strict"),
+    ],
+)
+@pytest.mark.parametrize("name", ["my_rewards:strickt", "my_rewards.strict"])
+def test_the_fix_has_the_form_that_the_key_takes(
+    plugin: str, point: PlugPoint, fix: str, name: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        point.resolve(name)
+    assert refused.value.fixes == [fix]
 
 
 def test_a_broken_module_is_told_with_its_own_error(plugin: str) -> None:

@@ -40,6 +40,21 @@ def test_a_run_is_in_one_phase_after_the_other_and_goes_back_after_an_evaluation
     assert (last.phase, last.end_s - last.begin_s) == ("eval", 9.0)
 
 
+def test_a_run_leaves_a_validation_and_the_evaluation_that_follows_at_once() -> None:
+    history = Planted(steps=20).history()
+    told = {"time": "2026-01-01T00:00:00Z", "step": 20, "seconds": 1.0}
+    began = {**told, "event": "PhaseStarted", "detail": "", "phase": "eval"}
+    history.feed({**began, "phase": "train", "detail": "steps"})
+    history.feed(began)
+    history.feed(began)
+    history.feed({**told, "event": "ValidationDone", "loss": 1.0})
+    assert (history.phase, history.phase_detail) == ("train", "steps")
+    assert history.validations[-1].seconds == 1.0
+    history.feed(began)
+    history.feed({**told, "event": "EvalDone", "accuracy": 1.0, "num_prompts": 1})
+    assert (history.phase, history.phase_detail) == ("train", "steps")
+
+
 def test_evaluations_and_healings_lie_beside_the_steps() -> None:
     beside = list(beside_steps(Planted(steps=20, lost=(7,)).history()))
     assert [one.step for one in beside if one.actor == "evaluation"] == [0, 10, 20]

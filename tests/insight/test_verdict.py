@@ -13,6 +13,7 @@ import pytest
 
 from milescli.core.events import stamped
 from milescli.core.history import History
+from milescli.core.units import format_time
 from milescli.insight.case import Level
 from milescli.insight.diagnoses import ALL
 from milescli.insight.facts import RunFacts
@@ -291,6 +292,16 @@ def test_a_run_that_has_fallen_silent_is_said_to_be() -> None:
     silent = planted.verdict(now_s=last_s + 3600)
     assert silent.findings[0].name == "stalled"
     assert planted.verdict(now_s=last_s + 5).is_healthy
+
+
+def test_a_validation_may_be_as_silent_as_the_last_one_allows() -> None:
+    planted = Planted(ends=False)
+    history, time_s = planted.history(), planted.history().last_s
+    told = {"time": format_time(time_s), "step": 200, "seconds": 900.0, "loss": 1.0}
+    history.feed({**told, "event": "ValidationDone"})
+    history.feed({**told, "event": "PhaseStarted", "phase": "eval"})
+    assert not verdict_of(history, now_s=time_s + 3600).findings
+    assert verdict_of(history, now_s=time_s + 9100).findings[0].name == "stalled"
 
 
 def test_the_headline_says_whether_it_is_learning() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,18 @@ def test_a_recipe_that_is_better_with_all_seeds_is_called_better(tmp_path: Path)
     assert back.sentence.endswith("B is better")
     assert back.p_value == pytest.approx(reward.p_value)
     assert sides(a, b).notes == []
+
+
+def test_different_held_out_prompts_are_not_compared(tmp_path: Path) -> None:
+    a = side(tmp_path / "a", [0.85, 0.9, 0.95])
+    b = side(tmp_path / "b", [0.5, 0.55, 0.6], first_seed=7)
+    for run in (*a, *b):
+        file = run / "manifest.json"
+        manifest = json.loads(file.read_text())
+        manifest["data"] = {"eval": {"path": "held.jsonl", "sha256": run.parent.name}}
+        file.write_text(json.dumps(manifest))
+    assert not any("held-out" in one.sentence for one in sides(a, b).measures)
+    assert "held-out prompts were not compared: different files" in sides(a, b).notes
 
 
 def test_seeds_that_differ_as_much_as_the_sides_show_nothing(tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ def test_what_the_user_gives_stays_whatever_a_run_says() -> None:
     ("text", "what"),
     [
         ("respons_tokens=3", "--assume response_tokens=3"),
-        ("restart_s", "--assume restart_s=120.0"),
+        ("restart_s", "--assume restart_s=120"),
+        ("foo", "--assume response_tokens=1"),
+        ("respons_tokens=0", "--assume response_tokens=1"),
+        ("kept_shares=7", "--assume kept_share=1"),
         ("restart_s=soon", "--assume restart_s=120"),
         ("restart_s=nan", "--assume restart_s=120"),
         ("kept_share=1.5", "--assume kept_share=1"),
@@ -43,6 +46,7 @@ def test_nonsense_is_refused_with_what_would_do(text: str, what: str) -> None:
     with pytest.raises(RecipeError) as refused:
         assumptions(RECIPE, [text])
     assert refused.value.fixes[0].startswith(what) and refused.value.exit_code is ExitCode.INVALID
+    assumptions(RECIPE, [refused.value.fixes[0].removeprefix("--assume ")])
 
 
 def test_defaults_that_do_not_fit_the_recipe_are_named() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir
@@ -94,6 +95,27 @@ def test_placement_that_the_recipe_pins_is_kept() -> None:
     assert [one.layout.name for one in made.candidates] == ["colocated"]
 
 
+def test_a_layout_that_a_launch_refuses_is_not_simulated() -> None:
+    sets = ("eval.engines=own", "eval.every=1", "data.eval=held_out.jsonl")
+    made = comparison("qwen2.5-7b", parse_machine("8xH100"), *sets)
+    made.run()
+    assert not any(one.layout.colocated for one in made.candidates)
+    assert "cannot answer while the trainer works" in made.skipped["colocated"]
+
+
+def test_a_shorter_recipe_cuts_the_responses_of_the_run(tmp_path: Path) -> None:
+    made = comparison("quickstart", parse_machine("cpu"))
+    write_run(tmp_path / "one", made.facts)
+    measured = read_measured(RunDir(tmp_path / "one"))
+    longest = int(measured.lengths.mean / 2)
+    short = comparison("quickstart", parse_machine("cpu"), f"rollout.max_response_tokens={longest}")
+    recipe = short.vary([])
+    short.measured, short.assume = measured, with_measured(short.assume, measured, recipe)
+    assert short.assume.response_tokens <= longest
+    groups = short.run().simulation.lengths.draw(np.random.default_rng(0), groups=9, samples=2)
+    assert groups.max() <= longest
+
+
 def test_assumptions_change_what_comes_out() -> None:
     machine, pins = parse_machine("8xH100"), ("engines.placement=colocated",)
     plain, slow, long = (
@@ -123,14 +145,14 @@ def test_a_run_on_a_cpu_gives_the_seconds_of_its_own_layout(tmp_path: Path) -> N
     made = comparison("quickstart", parse_machine("cpu"))
     write_run(tmp_path / "one", made.facts)
     made.measured = read_measured(RunDir(tmp_path / "one"))
-    made.assume = with_measured(made.assume, made.measured)
+    made.assume = with_measured(made.assume, made.measured, made.vary([]))
     best = made.run()
     assert best.layout.name == "as in one" and best.layout.speeds.num_engines == 1
     strict = next(one for one in made.candidates if one.staleness == 0)
     recipe = strict.recipe.rollout
     trained_s = strict.outcome.step_s * (1 - strict.outcome.trainer_wait)
     samples = recipe.prompts_per_step * recipe.samples_per_prompt
-    mean = made.measured.lengths.mean + made.measured.prompt_tokens
+    mean = made.assume.response_tokens + made.measured.prompt_tokens
     expected = made.measured.train_token_s * samples * mean + made.measured.publish_s
     assert trained_s == pytest.approx(expected, rel=0.1)
 

@@ -25,6 +25,21 @@ def test_without_sigma_all_are_equal() -> None:
     assert (drawn == 7).all()
 
 
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        Recorded(groups=[[4000, 8000], [100, 6000]]),
+        LogNormal(mean=3000, sigma=1.0, longest=10_000),
+        LogNormal(mean=3000, sigma=0, longest=10_000),
+    ],
+)
+def test_a_recipe_cuts_the_lengths_of_a_run(lengths: Recorded | LogNormal) -> None:
+    cut = lengths.cut(512)
+    drawn = cut.draw(np.random.default_rng(0), groups=4_000, samples=2)
+    assert drawn.max() == 512 and drawn.mean() == pytest.approx(cut.mean, rel=0.05)
+    assert lengths.cut(10_000) == lengths
+
+
 def test_recorded_groups_stay_together() -> None:
     lengths = Recorded(groups=[[1, 2], [30, 40]])
     drawn = lengths.draw(np.random.default_rng(0), groups=100, samples=2)

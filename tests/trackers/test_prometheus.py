@@ -25,6 +25,7 @@ from milescli.core.events import (
     Notice,
     PhaseStarted,
     RunEnded,
+    ValidationDone,
     VerdictGiven,
     WorkerLost,
     WorkerMemory,
@@ -39,8 +40,8 @@ from milescli.trackers.prometheus import (
     family_of,
     require_free,
 )
+from tests.fake_run import eval_done, step_done
 from tests.fake_run import events as whole_run
-from tests.fake_run import step_done
 from tests.trackers.running import events
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -95,6 +96,16 @@ def test_losses_and_warnings_are_counted_and_one_state_holds() -> None:
     assert seen["miles_warnings_total", ()] == 1.0
     states = {labels[0][1]: value for (name, labels), value in seen.items() if "state" in name}
     assert states == {"start": 0.0, "train": 0.0, "done": 1.0}
+
+
+@pytest.mark.parametrize(
+    "done", [eval_done(2, 0.5), ValidationDone(step=2, loss=1.0, num_rows=8, seconds=5.0)]
+)
+def test_after_an_evaluation_the_run_is_in_the_state_of_before(done: Any) -> None:
+    began = PhaseStarted(phase="train"), PhaseStarted(phase="eval")
+    states = ("miles_run_state", (("state", "train"),)), ("miles_run_state", (("state", "eval"),))
+    assert [told(*began)[state] for state in states] == [0.0, 1.0]
+    assert [told(*began, done)[state] for state in states] == [1.0, 0.0]
 
 
 def test_names_that_a_recipe_chose_are_labels() -> None:

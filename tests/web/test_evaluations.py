@@ -55,7 +55,7 @@ def test_evaluations_of_the_run_and_of_named_sets(run: WrittenRun, client: TestC
 def test_losses_on_rows_that_were_held_out(run: WrittenRun, client: TestClient) -> None:
     run.tell(row_step_done(1), ValidationDone(step=1, loss=1.5, num_rows=8, seconds=0.5))
     told = client.get("/api/runs/tiny-1/evaluations").json()
-    assert told["validations"] == [{"step": 1, "loss": 1.5, "figures": {}}]
+    assert told["validations"] == [{"step": 1, "loss": 1.5, "seconds": 0.5, "figures": {}}]
 
 
 @pytest.mark.parametrize("path", ["eval/gsm8k/step_3.jsonl", "gsm8k/step_3.jsonl"])

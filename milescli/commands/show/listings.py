@@ -269,7 +269,8 @@ NEXT = {
         "miles plugins new environment my_game": "write your own",
     },
     "tools": {
-        "miles launch --set rollout.agent=tools --set 'rollout.tools=[calculator]'": "use a tool",
+        "miles launch --recipe quickstart --set rollout.agent=tools "
+        "--set 'rollout.tools=[calculator]'": "use a tool",
         "miles plugins new tool my_tool": "write your own",
     },
 }

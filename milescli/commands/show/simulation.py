@@ -60,7 +60,7 @@ def show_simulation(options: SimulationOptions, *, output: Output) -> None:
     measured = None
     if options.run is not None:
         measured = read_measured(open_run(find_run(options.run)))
-        assume = with_measured(assume, measured)
+        assume = with_measured(assume, measured, recipe)
     for doubt in find_warnings(recipe, assume):
         output.warn(doubt)
     if measured is not None and measured.plan.device_kind == "cpu":

@@ -166,7 +166,8 @@ def stalled(case: Case) -> Finding | None:
     silent_s = case.now_s - case.history.last_s
     usual_s = case.recent("time/step_s")
     if case.history.phase == "eval":
-        usual_s = max([usual_s, *(one.seconds for one in case.history.evaluations)])
+        done = (*case.history.evaluations, *case.history.validations)
+        usual_s = max([usual_s, *(one.seconds for one in done)])
     if not silent_s > longest_silence_s(usual_s):
         return None
     return case.finding(

@@ -42,7 +42,7 @@ _BOXES = re.compile(
     re.VERBOSE,
 )
 _BOX_OPENS = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_JOINS = re.compile(r"[\s$*]*(?:,|;|&|,?\s*\b(?:or|and)\b)[\s$*]*")
+_JOINS = re.compile(r"[\s$*]*+(?:,|;|&|,?\s*\b(?:or|and)\b)[\s$*]*")
 
 _EMPHASIS = tuple(
     re.compile(pattern)
@@ -57,10 +57,19 @@ _EMPHASIS = tuple(
 _HEADING = re.compile(r"^[ \t]*#{1,6}[ \t]+", re.MULTILINE)
 _PICTURES = re.compile("[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]")
 
-_IS = r"(?:\s+(?:is|are|should be|would be|will be|must be|equals)\b\s*:?|\s*[\"'”’]?\s*(?::|：|=))"  # noqa: RUF001
+_IS = (
+    r"(?:\s+(?:is|are|should be|would be|will be|must be|equals)\b\s*:?"
+    r"|\s*+(?:[\"'”’]\s*+)?(?::|：|=))"  # noqa: RUF001
+)
 _SAYS = re.compile(
     rf"\banswers?(?:\s*\([^()\n]*\))?{_IS}|^[^\w\n]{{0,8}}A\s*[:：]|答案\s*(?:是|为|[:：])",  # noqa: RUF001
     re.IGNORECASE | re.MULTILINE,
+)
+_ANSWER_HEADING = re.compile(
+    r"(?:final\s+)?answer\b|(?:the\s+)?(?:final|correct)\s+answer\b", re.IGNORECASE
+)
+_BEFORE_ANSWER = re.compile(
+    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:(?:final|correct)\s+)?", re.IGNORECASE
 )
 _NAMES = re.compile(r"\banswers?\b\s*", re.IGNORECASE)
 """Matches `answer` without a verb: a heading `Answer`, `Answer 72`."""
@@ -207,8 +216,8 @@ def marked_answers(text: str) -> Iterator[str]:
         if not line:
             yield ""
             continue
-        said = _SAYS.match(line) or re.match(r"(?:final\s+)?answer\b", line, re.IGNORECASE)
-        if said or re.match(r"(?:the\s+)?(?:final|correct)\s+answer\b", line, re.IGNORECASE):
+        start = _BEFORE_ANSWER.match(line).end()  # type: ignore[union-attr]
+        if _SAYS.match(line, start) or _ANSWER_HEADING.match(line):
             stated = next(sentences_that_answer(line), "") or line.partition(":")[2]
             yield stated.strip() or without_markdown(below.strip().partition("\n")[0]).strip()
         elif not (below.strip() and _is_heading(line)):
@@ -266,9 +275,10 @@ _CLOSES_FORMULA = {
     r"\(": re.compile(r"\\\)"),
     r"\[": re.compile(r"\\\]"),
 }
-_SENTENCE_END = re.compile(r"(?<!\.)\.(?=\s|$)|\n|,?\s+(?:because|since|so|which)\b")
+_SENTENCE_END = re.compile(r"(?<!\.)\.(?=\s|$)|\n|(?:,|(?<!\s))\s++(?:because|since|so|which)\b")
 _NUMBER = re.compile(
-    r"[-\u2212]?[$€£]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?\s*%?(?!\w)"
+    r"(?:[-\u2212][$€£]?|[$€£]|(?<!\d))\d++(?:,\d{3})*(?:\.\d++)?(?:[eE][-+]?\d++)?"
+    r"(?:\s*/\s*\d++)?\s*%?(?!\w)"
 )
 _JOINED = re.compile(r"\s*(?:,|;|(?:,\s*)?(?:or|and)\b)\s*")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\w*\s*\{[^{}]*\}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -171,7 +172,7 @@ def read_result(path: Path) -> SetResult:
         raise DataError(
             f"{path} is not a result of `miles eval`",
             why=f"{type(error).__name__}: {error}",
-            fix=f"ls {path.parent}   # results are step_N.json",
+            fix=f"ls {shlex.quote(str(path.parent))}   # results are step_N.json",
         ) from None
 
 

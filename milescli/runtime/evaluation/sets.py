@@ -114,7 +114,7 @@ def sets_of(recipe: Recipe, eval_options: EvalOptions) -> list[EvalSet]:
             f"two sets have the name `{twice}`",
             why="miles stores the results of each set under its name",
             fix=[
-                f"--data {twice}-{at}={file}"
+                f"--data {shlex.quote(f'{twice}-{at}={file}')}"
                 for at, (name, file) in enumerate(named, 1)
                 if name == twice
             ],
@@ -409,7 +409,7 @@ def _wrong_form_error(name: str, file: Path, why: str) -> DataError:
         f"{file} is not a copy of the benchmark `{name}`",
         why=why,
         fix=[
-            f"--data my-{name}={file}   # use it as your own set",
+            f"--data {shlex.quote(f'my-{name}={file}')}   # use it as your own set",
             f"--data {name}   # use the hub's copy",
         ],
     )

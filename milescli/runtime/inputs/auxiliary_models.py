@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -115,8 +116,8 @@ class AuxiliaryModel:
                 why=f"{difference}; the same token id would mean another text",
                 fix=[
                     f"name a model of the policy's family in {self.key}",
-                    f"--set model.scratch=null --set model.path={self.path}   # use a policy "
-                    "with its tokenizer",
+                    f"--set model.scratch=null --set model.path={shlex.quote(self.path)}   # use a "
+                    "policy with its tokenizer",
                 ],
             )
         return theirs
@@ -138,10 +139,10 @@ class AuxiliaryModel:
         if not folder.is_dir() and not self.is_on_hub:
             raise RecipeError(
                 f"the {self.what} {self.path} does not exist",
-                why=f"`{self.key}` must name a Hugging Face folder, a model on the hub, or the "
-                "directory of a run",
+                why=f"`{self.key}` must name a Hugging Face folder, a model on the hub or a run",
                 fix=[
-                    launch_that_makes(folder) or f"miles export RUN --to {folder}",
+                    launch_that_makes(folder)
+                    or f"miles export RUN --to {shlex.quote(str(folder))}",
                     f"name another model in {self.key}",
                 ],
             )

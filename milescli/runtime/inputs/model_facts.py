@@ -64,7 +64,7 @@ def _refuse_missing(path: str, folder: Path) -> None:
         return
     beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
     guess = nearest(folder.name, [one.name for one in beside if one.is_dir()])
-    near = [f"--set model.path={folder.parent / guess}"] if guess else []
+    near = [f"--set model.path={shlex.quote(str(folder.parent / guess))}"] if guess else []
     if launch := launch_that_makes(folder):
         near.append(launch)
     raise RecipeError(

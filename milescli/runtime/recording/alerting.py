@@ -26,6 +26,7 @@ from milescli.core.events import (
     RowStepDone,
     RunEnded,
     StepDone,
+    ValidationDone,
     VerdictGiven,
 )
 from milescli.core.private import without_private
@@ -229,7 +230,7 @@ class SilenceMeter:
             self._steps.append(done.seconds.step_s)
         elif isinstance(done, RowStepDone):
             self._steps.append(done.step_s)
-        elif isinstance(done, EvalDone):
+        elif isinstance(done, EvalDone | ValidationDone):
             self._eval_s, self._phase = max(self._eval_s, done.seconds), ""
         elif isinstance(done, PhaseStarted):
             self._phase = done.phase

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import json
 import queue
+import shlex
 import sys
 import threading
 import time
@@ -472,10 +473,11 @@ async def open_journal(
     try:
         return await in_thread(opened)
     except OSError as error:
+        folder = shlex.quote(str(spec.run.journal_dir))
         raise MachineError(
             f"the journal of samples in {spec.run.journal_dir} can neither be used nor removed",
             why=f"{type(error).__name__}: {error}",
-            fix=[f"ls -l {spec.run.journal_dir}   # who owns it?", f"rm -r {spec.run.journal_dir}"],
+            fix=[f"ls -l {folder}   # who owns it?", f"rm -r {folder}"],
         ) from error
 
 

@@ -9,6 +9,7 @@ hardware. The keepers act on that."""
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
@@ -165,7 +166,10 @@ class EngineWatch:
         return WorkerDied(
             f"{self.engine.name} has been silent for {silence.seconds:.0f} s",
             why=f"{silence.reason}{where}\nlast lines of its log:\n{last_log_lines(spec.log_path)}",
-            fix=[f"less {spec.log_path}", f"--set machine.silence_s={4 * silence.bound_s:.0f}"],
+            fix=[
+                f"less {shlex.quote(str(spec.log_path))}",
+                f"--set machine.silence_s={4 * silence.bound_s:.0f}",
+            ],
         )
 
 

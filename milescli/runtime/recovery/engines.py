@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -162,7 +163,7 @@ async def _look(handle: ActorHandle, spec: EngineSpec) -> ProcessLook:
         raise WorkerDied(
             f"{spec.name} died",
             why=f"{look.ended}; last lines of its log:\n{last_log_lines(spec.log_path)}",
-            fix=f"less {spec.log_path}",
+            fix=f"less {shlex.quote(str(spec.log_path))}",
         )
     return look
 

@@ -5,6 +5,7 @@ whether they live, answer and make progress; `healing_trainer` replaces them."""
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -243,5 +244,8 @@ class RankWatch:
             f"{silence.worker} has been silent for {silence.seconds:.0f} s{doing}",
             why=f"{silence.reason}{f'; stacks of all ranks: {stacks}' if stacks else ''}\n"
             f"last lines of its log:\n{last_log_lines(log)}",
-            fix=[f"less {log}", f"--set machine.silence_s={4 * self._bound_s:.0f}"],
+            fix=[
+                f"less {shlex.quote(str(log))}",
+                f"--set machine.silence_s={4 * self._bound_s:.0f}",
+            ],
         )

@@ -21,6 +21,7 @@ from milescli.core.events import (
     EventBus,
     PhaseStarted,
     RunEnded,
+    ValidationDone,
     VerdictGiven,
 )
 from milescli.recipe.alerts import describe_alerts
@@ -223,7 +224,22 @@ def test_a_run_that_falls_silent_is_an_alert_once(
     assert "stall at step 2 of 9: the run has written nothing for" in alert["text"]
 
 
-def test_a_silence_is_measured_by_the_usual_step_and_evaluation() -> None:
+@pytest.mark.parametrize(
+    "done",
+    [
+        EvalDone(
+            step=1,
+            accuracy=0.5,
+            num_prompts=1,
+            truncated_fraction=0.0,
+            response_tokens_mean=1.0,
+            seconds=100.0,
+            path="",
+        ),
+        ValidationDone(step=1, loss=1.0, num_rows=1, seconds=100.0),
+    ],
+)
+def test_a_silence_is_measured_by_the_usual_step_and_evaluation(done: Event) -> None:
     now = [0.0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room.time, "monotonic", lambda: now[0])
@@ -235,21 +251,16 @@ def test_a_silence_is_measured_by_the_usual_step_and_evaluation() -> None:
         assert silence.take_silence() is None
         now[0] += 2.0
         assert silence.take_silence() == 301.0 and silence.take_silence() is None
-        done = EvalDone(
-            step=1,
-            accuracy=0.5,
-            num_prompts=1,
-            truncated_fraction=0.0,
-            response_tokens_mean=1.0,
-            seconds=100.0,
-            path="",
-        )
         silence.record(done)
         silence.record(PhaseStarted(phase="eval"))
         now[0] += 999.0
         assert silence.take_silence() is None
         now[0] += 2.0
         assert silence.take_silence() == 1001.0
+        silence.record(PhaseStarted(phase="eval"))
+        silence.record(done)
+        now[0] += 302.0
+        assert silence.take_silence() == 302.0, "the evaluation is over"
 
 
 @pytest.mark.parametrize(

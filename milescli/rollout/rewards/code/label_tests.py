@@ -169,12 +169,13 @@ def _same_word(have: str, want: str) -> bool:
 def same_value(have: object, want: object) -> bool:
     """Compare a call's result, as the harness encodes it, with JSON: tuples and sets are lists
     there, of which those of sets may be in any order; numbers with decimals may differ by the
-    tolerance. Either may be alone in a list, as in APPS."""
-    return (
-        _same(_plain(have), want, 0)
-        or _same(_plain(have), [want], 0)
-        or _same([_plain(have)], want, 0)
-    )
+    tolerance. Either may be alone in a list, as in APPS. A result that Python cannot compare, as it
+    is too large or nested too deep, equals nothing."""
+    try:
+        plain = _plain(have)
+        return _same(plain, want, 0) or _same(plain, [want], 0) or _same([plain], want, 0)
+    except (OverflowError, RecursionError, ValueError):
+        return False
 
 
 def _plain(value: object) -> object:

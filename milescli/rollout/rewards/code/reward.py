@@ -164,7 +164,10 @@ class Code:
                 asserts.append(None)
         if all(place is None for place in asserts):
             return [False] * len(asserts)
-        verdicts = await self._run_steps(steps, None, sandbox)
+        try:
+            verdicts = await self._run_steps(steps, None, sandbox)
+        except RecursionError:  # Python read a deeply nested value, but cannot write it again
+            return [False] * len(asserts)
         return [place is not None and verdicts.get(place) is True for place in asserts]
 
     async def _run_steps(

@@ -97,16 +97,21 @@ def parse_expression(text: str) -> Any:
 
 
 def _exact(expression: Any) -> Any:
-    """Return the expression with decimals as fractions, i as the imaginary unit, and evaluated as
-    far as possible."""
+    """Return the expression with decimals as fractions, a free i as the imaginary unit, all other
+    symbols as real numbers (the parser reads x as no real number where the text has an i), and
+    evaluated as far as possible; None if it is meaningless, like max(i, 1)."""
     from sympy import Float, I, Rational, Symbol
 
     if not hasattr(expression, "atoms"):
         return expression
     known: dict[Any, Any] = {number: Rational(str(number)) for number in expression.atoms(Float)}
-    known |= {symbol: I for symbol in expression.atoms(Symbol) if str(symbol) == "i"}
-    expression = expression.xreplace(known)
-    return expression.doit() if hasattr(expression, "doit") else expression
+    known |= {one: Symbol(one.name, real=True) for one in expression.atoms(Symbol)}
+    known |= {one: I for one in expression.free_symbols if str(one) == "i"}
+    try:
+        expression = expression.xreplace(known)
+        return expression.doit() if hasattr(expression, "doit") else expression
+    except _OF_NONSENSE:
+        return None
 
 
 def _differ_in_case(one: str, other: str) -> bool:

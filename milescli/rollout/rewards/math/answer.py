@@ -120,7 +120,7 @@ _MATRIX = re.compile(
 )
 _APART = re.compile(r"(?<![_^\d])\d+\s+\d")
 _ANGLE_OF = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
-_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\\circ")
+_DEGREES = re.compile(r"(?<!\d)(\d++(?:\.\d++)?)\s*\^\\circ")
 _BASED = re.compile(r"(\d[0-9A-Fa-f]*)\s*_\s*(?:\{\s*(\d+)\s*\}|(\d+))")
 _CONDITION = re.compile(
     rf"(?<=\S)\s*(?<![a-zA-Z]){WORD}?(?:for\s+{WORD}?(?:any|all|some|every|each)|where)(?![a-zA-Z])"

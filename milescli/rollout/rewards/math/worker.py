@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 
 from milescli.rollout.rewards.extraction import MARK, last_boxed, stated_answer
-from milescli.rollout.rewards.math.answer import Answer, Contradiction
+from milescli.rollout.rewards.math.answer import Answer
 from milescli.rollout.rewards.math.equality import equal, parse_answer
 
 MEMORY_BOUND_BYTES = 4 * 1024**3
@@ -26,7 +26,8 @@ def grade(label: str, response: str) -> float:
     wanted = _label_answer(label)
     try:
         return float(equal(wanted, parse_answer(stated_answer(response))))
-    except Contradiction:
+    except ValueError:  # a contradiction, or a number with too many digits
+        refuse_ungradable(label)
         return 0.0
 
 

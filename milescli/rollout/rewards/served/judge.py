@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,10 @@ def _template(prompt: str | None) -> str | None:
             raise RecipeError(
                 f"the judge's prompt `{prompt}` cannot be read",
                 why=getattr(error, "strerror", None) or "it is not UTF-8 text",
-                fix=[f"ls -l {prompt}", f"--set {SECTION}.prompt=null   # use the built-in prompt"],
+                fix=[
+                    f"ls -l {shlex.quote(prompt)}",
+                    f"--set {SECTION}.prompt=null   # use the built-in prompt",
+                ],
             ) from None
     if "{response}" not in text:
         raise RecipeError(

@@ -99,15 +99,32 @@ def _bound(name: object, given: object) -> Callable[[str], bool]:
         hint = f"; nearest is `{guess}`" if guess else ""
         raise ValueError(f"there is no instruction `{name}`{hint}")
     check = CHECKS[name]
-    parameters = list(inspect.signature(check).parameters)[1:]
+    parameters = list(inspect.signature(check, eval_str=True).parameters.values())[1:]
+    values = given if isinstance(given, Mapping) else {}
     filled: Mapping[str, Any] = {
-        key: value
-        for key, value in (given.items() if isinstance(given, Mapping) else ())
-        if value is not None and key in parameters
+        one.name: _of_type(one.annotation, values[one.name], f"`{one.name}` of `{name}`")
+        for one in parameters
+        if values.get(one.name) is not None
     }
-    if missing := [key for key in parameters if key not in filled]:
+    if missing := [one.name for one in parameters if one.name not in filled]:
         raise ValueError(f"`{name}` lacks {', '.join(missing)}")
     return lambda text: check(text, **filled)
+
+
+def _of_type(kind: object, value: object, name: str) -> object:
+    """Return the value of a parameter; a number that is whole as an int. Raises ValueError if it is
+    of another type."""
+    if kind is int:
+        if isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0:
+            return int(value)
+        raise ValueError(f"{name} is {value!r:.60}, not a whole number")
+    if kind is str:
+        if isinstance(value, str):
+            return value
+        raise ValueError(f"{name} is {value!r:.60}, not a text")
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return value
+    raise ValueError(f"{name} is {value!r:.60}, not a list of texts")
 
 
 def _loose_forms(text: str) -> list[str]:

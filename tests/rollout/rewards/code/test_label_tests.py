@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -98,6 +99,10 @@ def test_output_is_compared_by_lines(printed: str, expected: str, same: bool) ->
         ([1], 1, True),
         ({"dict": 5}, {}, False),
         (None, [], False),
+        (10**400, 1.5, False),
+        ({"set": [10**400]}, [1.5], False),
+        ({"set": [[10**5000]]}, [1], False),
+        (functools.reduce(lambda inner, _: [inner], range(5000), 1), [1], False),
     ],
 )
 def test_results_are_compared_as_json_has_them(have: object, want: object, same: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -203,6 +204,7 @@ class Slow(Sandbox):
 
     def __init__(self) -> None:
         self.limits: list[float] = []
+        self.depth = 0
 
     async def run(self, code: str, **asked: Any) -> RunResult:
         self.limits.append(asked["limits"].wall_s)
@@ -220,6 +222,21 @@ def test_the_time_of_all_tests_is_the_codes_and_not_the_sandboxs(
     assert slow.limits == [1.5, 1.5, 1.5, 1.0], "each test at most what is left of all"
     assert _score("print(3)", label, total_s=1.5, **settings) == 0.5
     assert _score("print(3)", label, total_s=0.01, **settings) == 0.25
+
+
+def test_a_value_that_python_reads_and_cannot_write_again_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Nested(Slow):
+        async def run(self, code: str, **asked: Any) -> RunResult:
+            result = await super().run(code, **asked)
+            mark, depth = json.loads(asked["files"]["steps.json"])["mark"], self.depth
+            return replace(result, stdout=f"{mark} 0 {'[' * depth}{']' * depth}")
+
+    sandbox = Nested()
+    monkeypatch.setattr(module, "RemoteSandbox", lambda url: sandbox)
+    for sandbox.depth in range(900, 1000):
+        assert _score("add = 1", {"asserts": ["assert add == 3"]}, url="http://127.0.0.1:1") == 0.0
 
 
 def test_a_sandbox_that_fails_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:

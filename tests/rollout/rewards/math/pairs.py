@@ -275,5 +275,11 @@ $7$ or $8$ ~ 7, 8
 x+c ~ x + c \text{ for any constant } c
 f(x)=c-x ~ f(x)=-x+c
 \sqrt{2}+\sqrt{3} ~ \sqrt{5+2\sqrt{6}}
+\frac{n(n+1)}{2} ~ \sum_{i=1}^{n} i
+\sum_{i=1}^{n} i^2 ~ \sum_{k=1}^{n} k^2
+x^2+1 ~ (x+i)(x-i)
+n(n-i) ~ n^2-ni
+2\cos\theta ~ e^{i\theta}+e^{-i\theta}
+x^2+1=0 ~ (x+i)(x-i)=0
 (1,2),(3,4) ~ (3,4),(1,2)
 """

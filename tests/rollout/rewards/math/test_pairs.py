@@ -33,6 +33,7 @@ PIECES = (
         "$",
     ),
     *(r"\begin{pmatrix}", r"\end{pmatrix}", r"\infty", "...", "!", "|", "-", "/", ":", "½", "\x00"),
+    *(r"\sum_{i=1}^{n}", r"\max(", r"\frac{d}{di}", r"\pmod{" + "1" * 5000 + "}"),
     *(r"\boxed{", "i", r"\mathbb{R}", r"\emptyset", r"\overline{3}", "####", "\\"),
 )
 
@@ -105,6 +106,10 @@ def test_a_contradiction_scores_nothing_and_is_no_label(answer: str) -> None:
         ("<answer> 73 </answer>, in 5 steps", "73"),
         ("#### Step 1\nAdd.\n#### Step 2: conclude\nThe answer is 72.", "72"),
         ('{"answer": 73, "steps": 4}', "73"),
+        ("#### The answer is 72", "72"),
+        ("3" * 200_000 + "x", ""),
+        ("The answer" + "\n" * 200_000 + "is 7", "7"),
+        ("\\boxed{3}" + " " * 200_000 + "x \\boxed{4}", "4"),
         (r"\boxed{3} and \boxed{4}", "3, 4"),
         (r"maybe \boxed{42}</think>The answer is 43.", "43"),
         (r"<think> maybe \boxed{42}", ""),

@@ -65,7 +65,10 @@ def test_the_last_boxed_result_alone_counts(response: str) -> None:
 
 @pytest.mark.parametrize(
     "response",
-    ["", "no idea", "\\boxed{73}", "72 or 73", "\x00{}}\\boxed{", "72, I mean \\boxed{yes}"],
+    [
+        *("", "no idea", "\\boxed{73}", "72 or 73", "\x00{}}\\boxed{", "72, I mean \\boxed{yes}"),
+        *("\\boxed{\\max(i, 72)}", "\\boxed{72 \\pmod{" + "1" * 5000 + "}}"),
+    ],
 )
 def test_other_values_and_nonsense_are_refused(response: str) -> None:
     assert _grade(response, "72") == 0.0

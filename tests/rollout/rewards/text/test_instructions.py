@@ -35,10 +35,12 @@ CASES: dict[str, list[tuple[dict[str, object], str, str]]] = {
     "length_constraints:number_sentences": [
         ({"num_sentences": 2, **AT_LEAST}, "One is. Two is!", "Dr. Who is one."),
         ({"num_sentences": 3, **LESS}, "It costs 3.50 dollars. Yes?", "A is. B is. C is"),
+        ({"num_sentences": 2, **LESS}, "!" * 200_000 + "x", "A is. B is."),
     ],
     "length_constraints:number_paragraphs": [
         ({"num_paragraphs": 2}, "one\n\n***\n\ntwo", "one\n\ntwo"),
         ({"num_paragraphs": 3}, "one *** two *** three", "one *** *** three"),
+        ({"num_paragraphs": 3.0}, "one *** two *** three", "one *** *** three"),
     ],
     "length_constraints:number_words": [
         ({"num_words": 3, **AT_LEAST}, "one, two three", "one two"),
@@ -51,34 +53,50 @@ CASES: dict[str, list[tuple[dict[str, object], str, str]]] = {
             "Then.\n\nFirst",
         ),
         ({"num_paragraphs": 2, "nth_paragraph": 1, "first_word": "a"}, "A.\n\nb", "A.\n\nb\n\nc"),
+        (
+            {"num_paragraphs": 2, "nth_paragraph": 1, "first_word": "it"},
+            "It's\n\nb",
+            "*It* is\n\nb",
+        ),
     ],
     "detectable_content:number_placeholders": [
-        ({"num_placeholders": 2}, "[name] of [city]", "[name] of []")
+        ({"num_placeholders": 2}, "[name] of []", "[name] of ]["),
     ],
     "detectable_content:postscript": [
         ({"postscript_marker": "P.S."}, "Bye\nP. S. more", "Bye, PS: not"),
+        ({"postscript_marker": "P.S."}, "Bye. p.s. more", "Bye\nP.S: not"),
         ({"postscript_marker": "P.P.S"}, "Bye\n\nP.P.S more", "Bye\nP.S. more"),
     ],
     "detectable_format:number_bullet_lists": [
         ({"num_bullets": 2}, "list:\n* one\n- two", "* one\n* two\n* three"),
         ({"num_bullets": 1}, "**bold**\n* one", "**bold**"),
+        ({"num_bullets": 2}, "-\n  - one", "*\n- one\n* two\n* three"),
     ],
     "detectable_format:constrained_response": [({}, "My answer is maybe.", "Maybe.")],
     "detectable_format:number_highlighted_sections": [
-        ({"num_highlights": 2}, "*one* and **two**", "*one* and ** **")
+        ({"num_highlights": 2}, "*one* and **two**", "*one* and ** **"),
+        ({"num_highlights": 2}, "***one***", "**one**"),
     ],
     "detectable_format:multiple_sections": [
         (
             {"section_spliter": "SECTION", "num_sections": 2},
             "SECTION 1\na\nSECTION 2\nb",
             "SECTION 1\na\nSECTION b",
-        )
+        ),
+        ({"section_spliter": "SECTION", "num_sections": 1}, "SECTION1", "SECTION  1"),
     ],
-    "detectable_format:json_format": [({}, '```json\n{"a": 1}\n```', "{a: 1}")],
-    "detectable_format:title": [({}, "<<Of the sun>>\ntext", "<< >>\n<text>")],
+    "detectable_format:json_format": [
+        ({}, '```json\n{"a": 1}\n```', "{a: 1}"),
+        ({}, '```JSON\n{"a": 1}', "```js\n{}\n```"),
+    ],
+    "detectable_format:title": [
+        ({}, "<<Of the sun>>\ntext", "<< >>\n<text>"),
+        ({}, "so <<a < b>>", "<<no end\n>>"),
+    ],
     "combination:two_responses": [
         ({}, "one\n******\ntwo", "one\n******\none"),
         ({}, "one ****** two", "one ****** two ****** three"),
+        ({}, "****** one ****** two", "****** ****** one ****** two"),
     ],
     "combination:repeat_prompt": [
         ({"prompt_to_repeat": "Write a poem."}, "write a poem. Roses", "Roses. Write a poem.")
@@ -88,6 +106,13 @@ CASES: dict[str, list[tuple[dict[str, object], str, str]]] = {
     "change_case:capital_word_frequency": [
         ({"capital_frequency": 2, "capital_relation": "at least"}, "NO, never EVER", "No EVER"),
         ({"capital_frequency": 1, "capital_relation": "less than"}, "no 42", "NO 42"),
+        (
+            {"capital_frequency": 3, "capital_relation": "at least"},
+            "I'm sure I'll go, and NASA's fine.",
+            "I go to NASA, it's OK-ish.",
+        ),
+        ({"capital_frequency": 2, "capital_relation": "at least"}, "DON'T", "I'd go, don't!"),
+        ({"capital_frequency": 2, "capital_relation": "at least"}, "CANNOT", "GOTTAX, U.s."),
     ],
     "change_case:english_capital": [({}, ENGLISH.upper(), ENGLISH)],
     "change_case:english_lowercase": [({}, ENGLISH, ENGLISH.capitalize())],
@@ -163,6 +188,12 @@ def test_loose_forgives_a_line_around_the_response_and_stars(response: str) -> N
             _label(("length_constraints:number_words", {"num_words": 3, "relation": "about"})),
             "the relation is 'about'",
         ),
+        (_label(("keywords:existence", {"keywords": "cat"})), "is 'cat', not a list of texts"),
+        (_label(("keywords:existence", {"keywords": ["cat", 1]})), "not a list of texts"),
+        (_label(("length_constraints:number_paragraphs", {"num_paragraphs": "2"})), "'2', not a"),
+        (_label(("length_constraints:number_paragraphs", {"num_paragraphs": 1.5})), "not a whole"),
+        (_label(("startend:end_checker", {"end_phrase": 3})), "is 3, not a text"),
+        (_label(("language:response_language", {"language": "english"})), "not an ISO code"),
     ],
 )
 def test_a_label_that_names_no_instruction_is_a_fault(label: str, reason: str) -> None:
