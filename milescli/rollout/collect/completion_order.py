@@ -11,11 +11,14 @@ last step that can use it waits for it.
 
 Steps take prompts out of order. A checkpoint therefore records the position of the oldest prompt
 that no step has settled, and the settled positions after it (`taken`). A resumed run first takes
-the steps whose groups are all in its journal, and starts no other groups until then."""
+the steps whose groups are all in its journal, and starts no other groups until then. Other groups
+of the journal were done before any new one: a step waits until they are read, and prefers them to
+new groups of equal age, which would otherwise make them too old and have them sampled again."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -49,12 +52,19 @@ class _Slot:
     epoch: int
     prompt: Prompt
     num_retries: int = 0
+    is_recorded: bool = False
+    """The journal has the group."""
     began: int = 0
     """Lower bound of the weight version that the engines held when the group began."""
     progress: Progress = field(default_factory=lambda: Progress(step=0))
     task: asyncio.Task[None] | None = None
     group: Group | None = None
     """The group, once it is scored and kept by the filter."""
+
+    @property
+    def is_read(self) -> bool:
+        """Return True while the group is read from the journal. If that fails, it is sampled."""
+        return self.is_recorded and self.group is None and self.progress.num_samples == 0
 
     @property
     def oldest(self) -> int:
@@ -265,6 +275,7 @@ class CompletionOrderCollector:
         ):
             slot = self._backlog.popleft() if self._backlog else self._draw()
             slot.began, slot.progress = self._version, Progress(step=self._next_step)
+            slot.is_recorded = self._journal.has_group(self._next_step, slot.position)
             self._slots[slot.position] = slot
             slot.task = asyncio.create_task(self._play(slot), name=f"prompt-{slot.position}")
             slot.task.add_done_callback(self._on_task_end)
@@ -323,7 +334,8 @@ class CompletionOrderCollector:
         while True:
             if self._failure is not None:
                 raise self._failure
-            if len(self._done) >= wanted and not self._waits_for_old():
+            is_reading = any(slot.is_read for slot in self._slots.values())
+            if len(self._done) >= wanted and not is_reading and not self._waits_for_old():
                 return
             if len(self._slots) == len(self._done) and len(self._refused) >= self._max_refused:
                 raise too_few_groups_error(
@@ -347,8 +359,12 @@ class CompletionOrderCollector:
         return num_done < min(len(old), self._rollout.prompts_per_step)
 
     def _choose_groups(self, step: int) -> tuple[Batch, BatchRecord]:
-        """Return the finished groups that the step takes."""
-        oldest = sorted(self._done, key=lambda slot: slot.oldest)
+        """Return the finished groups that the step takes: the oldest ones; of equally old ones
+        those of the journal by position, then those that finished first."""
+        oldest = sorted(
+            self._done,
+            key=lambda slot: (slot.oldest, slot.position if slot.is_recorded else math.inf),
+        )
         chosen = sorted(oldest[: self._rollout.prompts_per_step], key=lambda slot: slot.position)
         record = BatchRecord(
             step=step,

@@ -51,6 +51,10 @@ class Journal(Protocol):
         """Return how this step collected its groups before; None if unknown, or if its prompts
         began at another position."""
 
+    def has_group(self, step: int, position: int) -> bool:
+        """Return True if the group of this prompt is recorded, and `step` may train on it: neither
+        too old for the step nor newer than its weights."""
+
     async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
         """Return the recorded group of this prompt, if `step` may train on it."""
 
@@ -67,6 +71,10 @@ class NoJournal:
     def batch(self, step: int, *, start: int) -> BatchRecord | None:
         """Return None: nothing is recorded."""
         return None
+
+    def has_group(self, step: int, position: int) -> bool:
+        """Return False: nothing is recorded."""
+        return False
 
     async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
         """Return None: nothing is recorded."""

@@ -245,20 +245,26 @@ class SampleJournal:
         batch = self._batches.get(step)
         if batch is None or batch.start != start:
             return None
-        fits = all(self._fits(step, position) for position in batch.positions)
+        fits = all(self.has_group(step, position) for position in batch.positions)
         return batch if fits else None
 
     def recorded(self, step: int, position: int) -> tuple[GroupHead, RecordLocation] | None:
         """Return where the group of this position is, if `step` may use it."""
-        fits = self._fits(step, position)
+        fits = self.has_group(step, position)
         return (self._heads[position], self._places[position]) if fits else None
 
     def adopt(self, position: int, head: GroupHead, place: RecordLocation) -> None:
         """Read the group of this position from `place` from now on."""
         self._heads[position], self._places[position] = head, place
 
+    def has_group(self, step: int, position: int) -> bool:
+        if position not in self._places:
+            return False
+        head, version = self._heads[position], version_of(step - 1)
+        return version - self._max_staleness <= head.oldest and head.newest <= version
+
     async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
-        if not self._fits(step, position):
+        if not self.has_group(step, position):
             return None
         place = self._places[position]
         try:
@@ -301,14 +307,6 @@ class SampleJournal:
     def _add_segment(self, segment: _Segment) -> None:
         if all(segment.path != known.path for known in self._segments):
             self._segments.insert(0, segment)
-
-    def _fits(self, step: int, position: int) -> bool:
-        """Return True if the group exists, is not too old for the step, nor newer than its
-        weights."""
-        if position not in self._places:
-            return False
-        head, version = self._heads[position], version_of(step - 1)
-        return version - self._max_staleness <= head.oldest and head.newest <= version
 
     # ------------------------------------------------------------------ what is sampled now
 

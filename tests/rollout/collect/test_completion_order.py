@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
-from milescli.core.types import Group, WeightVersion
+from milescli.core.types import Group, Prompt, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.rollout.collect.collector import sampling_seed
 from milescli.rollout.collect.completion_order import MAX_RETRIES, CompletionOrderCollector
+from milescli.rollout.collect.journal import Journal, NoJournal
 from milescli.rollout.collect.prefetching import open_collector
 from milescli.rollout.collect.rollout_stats import staleness_of
 from tests.rollout.engines import ScriptedEngine, make_episodes, make_recipe, make_source
@@ -50,13 +51,19 @@ class Trainer:
     """The loop's other half: takes, works for a while, publishes. Prompt n is at position n."""
 
     def __init__(
-        self, *, max_staleness: int = 1, delay: Delay = lambda _: 3, **rollout: object
+        self,
+        *,
+        max_staleness: int = 1,
+        delay: Delay = lambda _: 3,
+        journal: Journal | None = None,
+        **rollout: object,
     ) -> None:
         self.engine = Engine(delay=delay)
         self.source = make_source(10_000)
         rollout = {"order": "done", "stale_groups": "retry", **rollout}
         recipe = make_recipe(max_staleness=max_staleness, **rollout)
-        collector = open_collector(self.source, make_episodes(self.engine), recipe=recipe)
+        episodes = make_episodes(self.engine)
+        collector = open_collector(self.source, episodes, recipe=recipe, journal=journal)
         assert isinstance(collector, CompletionOrderCollector)
         self.collector = collector
         self.steps: list[list[Group]] = []
@@ -157,6 +164,43 @@ def test_rollout_never_runs_beyond_what_the_trainer_may_still_take(
         await trainer.collector.stop()
 
     asyncio.run(run())
+
+
+class SlowToRead(NoJournal):
+    """Has what was recorded in memory, and gives it after many turns of the event loop."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, Group] = {}
+
+    def record_group(self, position: int, group: Group) -> None:
+        self.groups[position] = group
+
+    def has_group(self, step: int, position: int) -> bool:
+        return position in self.groups
+
+    async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
+        if (known := self.groups.get(position)) is not None:
+            for _ in range(200 - position):
+                await asyncio.sleep(0)
+        return known
+
+
+def test_what_the_journal_has_is_taken_before_new_groups_that_are_done_sooner() -> None:
+    async def told() -> None:
+        journal = SlowToRead()
+        killed = Trainer(max_staleness=1, journal=journal)
+        killed.collector.start(version=V0, first_step=1, last_step=4)
+        await killed.take(1, V0)
+        await killed.collector.stop()
+        held = {*range(STEP - 1)} & {*journal.groups}
+        assert held
+        journal.groups = {at: journal.groups[at] for at in held}
+        again = Trainer(max_staleness=1, journal=journal, delay=lambda _: 0)
+        again.collector.start(version=V0, first_step=1, last_step=4)
+        assert held <= {*await again.take(1, V0)} and not held & {*again.engine.asked}
+        await again.collector.stop()
+
+    asyncio.run(told())
 
 
 def test_a_straggler_holds_no_step_up() -> None:

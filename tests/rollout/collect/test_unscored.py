@@ -60,6 +60,9 @@ class Kept(NoJournal):
     def batch(self, step: int, *, start: int) -> BatchRecord | None:
         return self.batches.get(step)
 
+    def has_group(self, step: int, position: int) -> bool:
+        return position in self.groups
+
     async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
         return self.groups.get(position)
 
