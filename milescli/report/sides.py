@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, pvariance
 
 from milescli.core.errors import MilesError
+from milescli.recipe.data_files import TASK_PREFIX
 from milescli.report.compare import differences, rewards_differ
 from milescli.report.evaluations import evaluation_files, settings_of_evaluation
 from milescli.report.formats import INTERVAL, accuracy, figure
@@ -98,8 +99,7 @@ def _notes(side: str, runs: Sequence[Subject]) -> list[str]:
 def _held_out(a: Sequence[Subject], b: Sequence[Subject], notes: list[str]) -> Measure | None:
     """Compare the accuracy at the last step at which all runs were evaluated."""
     runs = [*a, *b]
-    held = {str(run.data().get("eval", {}).get("sha256", "")) for run in runs} - {""}
-    if len(held) > 1:
+    if len({_held_out_set(run) for run in runs} - {""}) > 1:
         notes.append("held-out prompts were not compared: different files")
         return None
     common = set.intersection(*({one.step for one in run.history.evaluations} for run in runs))
@@ -117,6 +117,17 @@ def _held_out(a: Sequence[Subject], b: Sequence[Subject], notes: list[str]) -> M
         for side in (a, b)
     )
     return _measure(f"held-out accuracy, step {step}", of_a, of_b, better="higher")
+
+
+def _held_out_set(run: Subject) -> str:
+    """Return what identifies a run's held-out prompts: the generated task, of which each seed has
+    other rows, or the content of the files; empty if unknown."""
+    named = next((key.value for key in run.keys if key.name == "data.eval"), "")
+    return (
+        named
+        if named.startswith(TASK_PREFIX)
+        else str(run.data().get("eval", {}).get("sha256", ""))
+    )
 
 
 def _curve(a: Sequence[Subject], b: Sequence[Subject], notes: list[str]) -> Measure | None:

@@ -45,7 +45,10 @@ def test_a_recipe_that_is_better_with_all_seeds_is_called_better(tmp_path: Path)
     assert sides(a, b).notes == []
 
 
-def test_different_held_out_prompts_are_not_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["held.jsonl", "task:sums-heldout"])
+def test_different_held_out_files_are_not_compared_but_seeds_of_one_task_are(
+    tmp_path: Path, named: str
+) -> None:
     a = side(tmp_path / "a", [0.85, 0.9, 0.95])
     b = side(tmp_path / "b", [0.5, 0.55, 0.6], first_seed=7)
     for run in (*a, *b):
@@ -53,8 +56,12 @@ def test_different_held_out_prompts_are_not_compared(tmp_path: Path) -> None:
         manifest = json.loads(file.read_text())
         manifest["data"] = {"eval": {"path": "held.jsonl", "sha256": run.parent.name}}
         file.write_text(json.dumps(manifest))
-    assert not any("held-out" in one.sentence for one in sides(a, b).measures)
-    assert "held-out prompts were not compared: different files" in sides(a, b).notes
+        with (run / "recipe.yaml").open("a") as recipe:
+            recipe.write(f"data:\n  eval: {named}  # recipe\n")
+    is_compared = named.startswith("task:")
+    assert any("held-out" in one.sentence for one in sides(a, b).measures) == is_compared
+    note = "held-out prompts were not compared: different files"
+    assert (note in sides(a, b).notes) == (not is_compared)
 
 
 def test_seeds_that_differ_as_much_as_the_sides_show_nothing(tmp_path: Path) -> None:
