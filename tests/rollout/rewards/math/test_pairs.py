@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from milescli.rollout.rewards.extraction import stated_answer
@@ -33,7 +33,7 @@ PIECES = (
         "$",
     ),
     *(r"\begin{pmatrix}", r"\end{pmatrix}", r"\infty", "...", "!", "|", "-", "/", ":", "½", "\x00"),
-    *(r"\sum_{i=1}^{n}", r"\max(", r"\frac{d}{di}", r"\pmod{" + "1" * 5000 + "}"),
+    *(r"\sum_{i=1}^{n}", r"\max(", r"\frac{d}{di}"),
     *(r"\boxed{", "i", r"\mathbb{R}", r"\emptyset", r"\overline{3}", "####", "\\"),
 )
 
@@ -123,6 +123,7 @@ def test_without_a_box_the_answer_is_what_is_called_so_or_comes_last(
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
+@example(r"\pmod{" + "1" * 5000 + "}")
 @settings(max_examples=300, deadline=None)
 def test_nonsense_is_graded_and_never_equals_what_it_does_not_hold(text: str) -> None:
     assert grade("\\sqrt{29}", f"\\boxed{{{text}}}") == 0.0
