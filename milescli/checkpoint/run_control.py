@@ -66,7 +66,8 @@ def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
             f"another computer drives the run `{run.name}`",
             why=f"process {driver.pid} on {driver.host} drives it, and this computer is "
             f"{socket.gethostname()}",
-            fix=f"ssh {driver.host} miles stop {shlex.quote(str(run.path))}",
+            # the shell there reads the words once more
+            fix=shlex.join(["ssh", driver.host, shlex.join(["miles", "stop", str(run.path)])]),
         )
     if not _has_open(driver.pid, run.lock_file):
         raise MachineError(

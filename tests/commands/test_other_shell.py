@@ -75,7 +75,7 @@ def test_a_process_that_does_not_hold_the_lock_is_never_signalled(miles: Miles) 
             (run / ".lock").write_text(f"{os.uname().nodename} {other.pid}\n")
             assert miles("stop", "first").code == 4
             (run / ".lock").write_text(f"elsewhere {other.pid}\n")
-            assert "ssh elsewhere miles stop" in miles("stop", "first").err
+            assert "ssh elsewhere 'miles stop " in miles("stop", "first").err
         assert other.poll() is None
         other.communicate(b"\n")
         assert other.returncode == 0
