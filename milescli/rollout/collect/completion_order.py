@@ -62,7 +62,7 @@ class _Slot:
     """The group, once it is scored and kept by the filter."""
 
     @property
-    def is_read(self) -> bool:
+    def is_being_read(self) -> bool:
         """Return True while the group is read from the journal. If that fails, it is sampled."""
         return self.is_recorded and self.group is None and self.progress.num_samples == 0
 
@@ -334,7 +334,7 @@ class CompletionOrderCollector:
         while True:
             if self._failure is not None:
                 raise self._failure
-            is_reading = any(slot.is_read for slot in self._slots.values())
+            is_reading = any(slot.is_being_read for slot in self._slots.values())
             if len(self._done) >= wanted and not is_reading and not self._waits_for_old():
                 return
             if len(self._slots) == len(self._done) and len(self._refused) >= self._max_refused:
