@@ -416,7 +416,7 @@ def _is_plain(record: Mapping[str, Any], name: str, role: str) -> bool:
 
 
 _OTHERWISE = {
-    "label": "--set rollout.reward=length   # or another reward that compares with no label",
+    "label": "--set rollout.reward=length   # or another without labels; hints name no {{label}}",
     "prompt": "head -c 500 {path}   # which column holds a text or a chat?",
     "response": "head -c 500 {path}   # which column holds the response?",
 }

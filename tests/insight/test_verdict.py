@@ -298,6 +298,10 @@ def test_a_validation_may_be_as_silent_as_the_last_one_allows() -> None:
     planted = Planted(ends=False)
     history, time_s = planted.history(), planted.history().last_s
     told = {"time": format_time(time_s), "step": 200, "seconds": 900.0, "loss": 1.0}
+    history.evaluations.clear()
+    history.feed({**told, "event": "PhaseStarted", "phase": "eval"})
+    assert not verdict_of(history, now_s=time_s + 3500).findings, "the first one may be long"
+    assert verdict_of(history, now_s=time_s + 3700).findings[0].name == "stalled"
     history.feed({**told, "event": "ValidationDone"})
     history.feed({**told, "event": "PhaseStarted", "phase": "eval"})
     assert not verdict_of(history, now_s=time_s + 3600).findings

@@ -3,6 +3,8 @@ processes that die or are silent."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from milescli.core.units import MIB, format_bytes, format_duration
@@ -28,6 +30,8 @@ DEATHS, DEATH_STEPS = 3, 50
 SILENT = 10.0
 """Multiple of a usual step."""
 LEAST_SILENT_S = 120.0
+UNKNOWN_EVAL_S = 360.0
+"""Seconds that a run's first evaluation may take, times `SILENT`: nothing is known of it."""
 LEAST_GROWTH_S, LEAST_GROWTH, LEAST_GROWTH_BYTES = 1200.0, 0.1, 256 * MIB
 """Memory is judged after this many seconds, and counts as growing from this share and this size
 on."""
@@ -159,6 +163,12 @@ def longest_silence_s(usual_s: float) -> float:
     return max(SILENT * usual_s, LEAST_SILENT_S)
 
 
+def usual_in_eval_s(step_s: float, evals_s: Iterable[float]) -> float:
+    """Return how long a running run usually writes nothing while it evaluates, from the seconds of
+    a step and of each evaluation until now."""
+    return max(step_s, max(evals_s, default=UNKNOWN_EVAL_S))
+
+
 def stalled(case: Case) -> Finding | None:
     """Detect a running run that has written nothing for far longer than a step takes."""
     if case.now_s is None or case.history.outcome is not None or not case.num_steps:
@@ -167,7 +177,7 @@ def stalled(case: Case) -> Finding | None:
     usual_s = case.recent("time/step_s")
     if case.history.phase == "eval":
         done = (*case.history.evaluations, *case.history.validations)
-        usual_s = max([usual_s, *(one.seconds for one in done)])
+        usual_s = usual_in_eval_s(usual_s, (one.seconds for one in done))
     if not silent_s > longest_silence_s(usual_s):
         return None
     return case.finding(

@@ -31,7 +31,7 @@ from milescli.core.events import (
 )
 from milescli.core.private import without_private
 from milescli.core.units import format_duration, format_time
-from milescli.insight.diagnoses.engines import longest_silence_s
+from milescli.insight.diagnoses.engines import longest_silence_s, usual_in_eval_s
 from milescli.insight.series import MAX_WINDOW
 from milescli.recipe.alerts import describe_alerts
 from milescli.recipe.machine import RunSettings
@@ -219,7 +219,7 @@ class SilenceMeter:
 
     def __init__(self) -> None:
         self._steps = deque[float](maxlen=MAX_WINDOW)
-        self._eval_s, self._phase = 0.0, ""
+        self._evals_s, self._phase = deque[float](maxlen=MAX_WINDOW), ""
         self._last_s = time.monotonic()
         self._is_told = False
 
@@ -231,7 +231,8 @@ class SilenceMeter:
         elif isinstance(done, RowStepDone):
             self._steps.append(done.step_s)
         elif isinstance(done, EvalDone | ValidationDone):
-            self._eval_s, self._phase = max(self._eval_s, done.seconds), ""
+            self._evals_s.append(done.seconds)
+            self._phase = ""
         elif isinstance(done, PhaseStarted):
             self._phase = done.phase
         self._last_s, self._is_told = time.monotonic(), False
@@ -244,7 +245,7 @@ class SilenceMeter:
             return None
         usual_s = sum(steps) / len(steps)
         if self._phase == "eval":
-            usual_s = max(usual_s, self._eval_s)
+            usual_s = usual_in_eval_s(usual_s, tuple(self._evals_s))
         if silent_s <= longest_silence_s(usual_s):
             return None
         self._is_told = True

@@ -251,6 +251,11 @@ def test_a_silence_is_measured_by_the_usual_step_and_evaluation(done: Event) -> 
         assert silence.take_silence() is None
         now[0] += 2.0
         assert silence.take_silence() == 301.0 and silence.take_silence() is None
+        silence.record(PhaseStarted(phase="eval"))
+        now[0] += 3599.0
+        assert silence.take_silence() is None, "the first evaluation may be long"
+        now[0] += 2.0
+        assert silence.take_silence() == 3601.0
         silence.record(done)
         silence.record(PhaseStarted(phase="eval"))
         now[0] += 999.0
