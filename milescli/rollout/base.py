@@ -77,7 +77,7 @@ class Turn:
     response_ids: list[int]
     """[num_response_tokens] including the end-of-sequence token, if it was sampled."""
     text: str
-    """The response, decoded, without special tokens."""
+    """The response, decoded, without special tokens but those between which the model thinks."""
     stop_reason: StopReason
     logprobs: Sequence[float] = ()
     """[num_response_tokens] natural log, at the sampling temperature."""
@@ -320,8 +320,9 @@ class RewardFn(Protocol):
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """Return the reward, by custom in [0, 1]. `prompt` and `response`: text without special
-        tokens. If the call raises, it is retried `rollout.reward_retries` times; then the sample is
-        excluded, or the run stops with the traceback (`max_unscored_share`)."""
+        tokens, except those of `response` that separate the thinking from the answer. If the call
+        raises, it is retried `rollout.reward_retries` times; then the sample is excluded, or the
+        run stops with the traceback (`max_unscored_share`)."""
         ...
 
 

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
-from milescli.data.tokenizer import ChatTokenizer, TokenTexts, load_tokenizer
+from milescli.data.token_texts import TokenTexts
+from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module")

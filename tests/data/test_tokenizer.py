@@ -17,6 +17,8 @@ from milescli.data.tokenizer import (
     engine_stop_ids,
     load_tokenizer,
 )
+from milescli.rollout.rewards.extraction import after_thinking
+from tests.data.chat_templates import GPT_OSS, tokenizer_of
 
 
 def _without(tokenizer: ChatTokenizer, folder: Path, key: str) -> Path:
@@ -108,6 +110,43 @@ def test_what_is_not_asked_of_transformers_is_what_it_would_say(
     assert asked(text)["input_ids"] == ours.inner(text)["input_ids"]
     assert asked.special_tokens_map == ours.inner.special_tokens_map
     assert asked.chat_template == ours.inner.chat_template
+
+
+@pytest.mark.parametrize(
+    ("special", "response", "text", "answer"),
+    [
+        (
+            [*GPT_OSS.special, "<|pad|>"],
+            "<|channel|>analysis<|message|>3+4 is 7<|end|><|start|>assistant"
+            "<|channel|>final<|message|>7é<|pad|><|return|>",
+            "<|channel|>analysis<|message|>3+4 is 7<|end|><|start|>assistant"
+            "<|channel|>final<|message|>7é",
+            "7é",
+        ),
+        (
+            GPT_OSS.special,
+            "<|channel|>analysis<|message|>perhaps 7, but",
+            "<|channel|>analysis<|message|>perhaps 7, but",
+            "",
+        ),
+        (["[THINK]", "[/THINK]"], "[THINK]a[/THINK]7<|return|>", "[THINK]a[/THINK]7", "7"),
+        (
+            ["<|channel>", "<channel|>", "<turn|>"],
+            "<|channel>thought\na<channel|>7<turn|>",
+            "<|channel>thought\na<channel|>7",
+            "7",
+        ),
+        (["<|end|>", "<|start|>"], "7<|end|><|start|>", "7", "7"),
+        (["<|im_end|>"], "<think>a</think>7<|im_end|>", "<think>a</think>7", "7"),
+    ],
+)
+def test_a_response_keeps_the_special_tokens_that_separate_thinking_from_answer(
+    special: list[str], response: str, text: str, answer: str
+) -> None:
+    thinker = tokenizer_of(GPT_OSS.template, special=[*special, "<|return|>"], eos="<|return|>")
+    token_ids = thinker.inner(response, add_special_tokens=False)["input_ids"]
+    assert thinker.decode_response(token_ids) == text
+    assert after_thinking(text) == answer
 
 
 def test_special_tokens_are_not_decoded(tokenizer: ChatTokenizer) -> None:

@@ -42,7 +42,7 @@ from milescli.rollout.episode.shared_prefixes import Prefix, SharedPrefixes, Tur
 from milescli.rollout.episode.text_pieces import OnPiece, TextPieces, before_stop
 
 Decode = Callable[[Iterable[int]], str]
-"""Token ids -> text without special tokens."""
+"""Token ids of a response -> its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

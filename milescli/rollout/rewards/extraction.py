@@ -13,21 +13,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from milescli.core.files import parse_json
+from milescli.core.thinking import (
+    ANALYSIS_CHANNEL,
+    ENDS_THINKING,
+    FINAL_CHANNEL,
+    OPENS_THINKING,
+    TAGS,
+)
 
-OPENS_THINKING, ENDS_THINKING = "<think>", "</think>"
-_THINKING = {
-    OPENS_THINKING: ENDS_THINKING,
-    "<thinking>": "</thinking>",
-    "<thought>": "</thought>",
-    "<seed:think>": "</seed:think>",
-    "[THINK]": "[/THINK]",
-    "◁think▷": "◁/think▷",
-}
-_CLOSES = set(_THINKING.values())
-_THINKING_TAG = re.compile("|".join(map(re.escape, [*_THINKING, *_CLOSES])))
-_FINAL_CHANNEL = "<|channel|>final<|message|>"
-_OTHER_CHANNEL = "<|channel|>analysis"
-"""gpt-oss thinks in one channel and answers in another."""
+_CLOSES = {*TAGS.values()}
+_THINKING_TAG = re.compile("|".join(map(re.escape, [*TAGS, *_CLOSES])))
 
 MARK = re.compile(r"(?<!#)####(?!#)")
 """GSM8K: the answer follows it."""
@@ -85,10 +80,10 @@ def after_thinking(response: str) -> str:
     closed. A response may begin inside the thinking, as some chat templates write the opening tag.
     A tag that opens in the middle of a line only mentions it, and so does one that closes nothing.
     """
-    start = response.rfind(_FINAL_CHANNEL)
+    start = response.rfind(FINAL_CHANNEL)
     if start >= 0:
-        return response[start + len(_FINAL_CHANNEL) :].partition("<|")[0]
-    if response.lstrip().startswith(_OTHER_CHANNEL):
+        return response[start + len(FINAL_CHANNEL) :].partition("<|")[0]
+    if response.lstrip().startswith(ANALYSIS_CHANNEL):
         return ""
     closing, start, is_open, before = "", 0, False, 0
     for number, tag in enumerate(_THINKING_TAG.finditer(response)):
@@ -99,7 +94,7 @@ def after_thinking(response: str) -> str:
         elif not is_open:
             _, is_new_line, indent = response[before : tag.start()].rpartition("\n")
             if (is_new_line or before == start) and not indent.strip():
-                is_open, closing = True, _THINKING[text]
+                is_open, closing = True, TAGS[text]
         before = tag.end()
     return "" if is_open else response[start:]
 

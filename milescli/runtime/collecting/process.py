@@ -176,7 +176,7 @@ class CollectorProcess:
             recipe,
             engine=self.engine,
             scorer=scorer_of(recipe, ScoreClient(self._scorer)),
-            decode=tokenizer.decode,
+            decode=tokenizer.decode_response,
             vocab_size=vocab_size,
             chat_form=chat_form_of(recipe, tokenizer),
             teachers=served_teachers(recipe, tokenizer),

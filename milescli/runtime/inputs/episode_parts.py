@@ -88,7 +88,7 @@ def episode_parts(
     return {
         "engine": engine,
         "scorer": scorer_of(recipe, engines.scores),
-        "decode": inputs.tokenizer.decode,
+        "decode": inputs.tokenizer.decode_response,
         "vocab_size": inputs.facts.vocab_size,
         "chat_form": chat_form_of(recipe, inputs.tokenizer),
         "policies": policies_by_role(recipe, engines.policies),

@@ -15,7 +15,8 @@ import numpy as np
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.concurrency import in_thread
 from milescli.core.types import Group, Sample, Trajectory
-from milescli.data.tokenizer import ChatTokenizer, TokenTexts
+from milescli.data.token_texts import TokenTexts
+from milescli.data.tokenizer import ChatTokenizer
 from milescli.runtime.recording.side_files import SideFiles
 from milescli.train.base import TrainSequence
 from milescli.train.packing import images_of

@@ -85,6 +85,8 @@ def test_a_long_response_of_boxes_that_never_close_is_read_in_one_pass() -> None
         ("so <think> is " * 100_000, "so <think> is " * 100_000),
         ("<|channel|>analysis<|message|>never at an end", ""),
         ("◁think▷a◁/think▷7", "7"),
+        ("<|channel>thought\na<channel|>7", "7"),
+        ("<|channel>thought\nnever at an end", ""),
         (
             "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>7",
             "7",

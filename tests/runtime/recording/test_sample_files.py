@@ -14,7 +14,8 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.core.events import EventBus
 from milescli.core.types import Group, Image, Prompt
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
-from milescli.data.tokenizer import ChatTokenizer, TokenTexts, load_tokenizer
+from milescli.data.token_texts import TokenTexts
+from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.runtime.recording.sample_files import (
     DETAILED_TOKENS,
     SampleFiles,
