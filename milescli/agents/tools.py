@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,9 +53,11 @@ class ToolBox:
         return self._cut(content)
 
     async def close(self) -> None:
-        """Release all tools at the end of the episode."""
-        for tool in self._opened.values():
-            await tool.close()
+        """Release all tools at the end of the episode. Raises what the `close` of one raises, after
+        the others were released."""
+        async with AsyncExitStack() as stack:
+            for tool in self._opened.values():
+                stack.push_async_callback(tool.close)
 
     async def _result_content(self, call: ToolCall) -> Content:
         tool, bound_s = self.kit.tools.get(call.name), self.kit.settings.tool_timeout_s

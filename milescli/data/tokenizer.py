@@ -4,6 +4,7 @@ vocabulary (`scratch_tokenizer` does)."""
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +50,17 @@ PLACEHOLDER = "\u241fturn\u241f"
 
 MAX_CHARS_OF_TOKEN = 256
 """Upper bound: vocabularies have runs of spaces and dashes of half this length."""
+
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def encodable(text: str) -> str:
+    """Return a text without lone surrogates, which JSON can state and neither tokenizers nor tables
+    take: halves of one character are joined, others replaced."""
+    if _LONE_SURROGATE.search(text) is None:
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def prefix_longer_than(text: str, most: int) -> str:
@@ -247,6 +259,7 @@ class ChatTokenizer:
         return made
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
+        texts = [encodable(text) for text in texts]
         encoded = self.inner(texts, add_special_tokens=False)["input_ids"]
         return [[*self.missing_bos(ids), *self.require_embedded(ids)] for ids in encoded]
 
@@ -277,7 +290,7 @@ class ChatTokenizer:
 
     def encode_continuation(self, text: str) -> list[int]:
         """Return [num_tokens] the tokens of a text that follows other tokens."""
-        return list(self.inner(text, add_special_tokens=False)["input_ids"])
+        return list(self.inner(encodable(text), add_special_tokens=False)["input_ids"])
 
     def special_texts_in(self, messages: Sequence[Message]) -> set[str]:
         """Return the special tokens that the contents of messages contain as text: the model reads

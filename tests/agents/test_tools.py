@@ -139,6 +139,15 @@ def test_each_episode_has_its_own_of_a_class_which_is_closed_at_the_end() -> Non
     assert user_tools.closed == [2, 2]
 
 
+def test_a_tool_that_cannot_be_closed_leaves_no_other_open() -> None:
+    for calls in (["Unclosable", "Counter"], ["Counter", "Unclosable"]):
+        user_tools.closed.clear()
+        session = Session([*map(call, calls), "done"])
+        with pytest.raises(RuntimeError, match="the connection is lost"):
+            play(session, f"{HERE}:Counter", f"{HERE}:Unclosable")
+        assert user_tools.closed == [1]
+
+
 def test_an_async_tool_is_awaited() -> None:
     session = Session([call("echo", text="hé"), "done"])
     play(session, f"{HERE}:echo")

@@ -31,6 +31,21 @@ class Counter:
         closed.append(self.num_calls)
 
 
+class Unclosable:
+    """Cannot be closed."""
+
+    def __init__(self, settings: Rollout) -> None:
+        pass
+
+    def __call__(self) -> str:
+        """Work."""
+        return "worked"
+
+    def close(self) -> None:
+        """Fail."""
+        raise RuntimeError("the connection is lost")
+
+
 async def echo(text: str) -> str:
     """Say it again.
 

@@ -149,6 +149,11 @@ def test_a_response_keeps_the_special_tokens_that_separate_thinking_from_answer(
     assert after_thinking(text) == answer
 
 
+def test_halves_of_characters_are_replaced_and_pairs_joined(tokenizer: ChatTokenizer) -> None:
+    for encode in (tokenizer.encode_text, tokenizer.encode_continuation):
+        assert encode("caf\udce9 \ud83d\ude00") == encode("caf\ufffd \U0001f600")
+
+
 def test_special_tokens_are_not_decoded(tokenizer: ChatTokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode_response("#### 5")) == "#### 5"
 

@@ -214,27 +214,12 @@ class Episodes:
             raise self._refusal(prompt, reason) from error
         if not isinstance(outcome, Outcome):
             raise self._refusal(prompt, f"it returned {outcome!r} instead of an Outcome")
-        if not isinstance(outcome.text, str):
-            raise self._refusal(prompt, f"the text of its Outcome is {outcome.text!r}")
         if not session.turns:
             raise self._refusal(prompt, "it returned without one call of session.generate")
-        num_rewards, num_turns = len(outcome.turn_rewards), len(session.turns)
-        if num_rewards not in (0, num_turns):
-            why = f"it returned rewards of {num_rewards} turns, but there were {num_turns}"
-            raise self._refusal(prompt, why)
-        if len(outcome.turn_roles) not in (0, num_turns):
-            why = (
-                f"it returned roles of {len(outcome.turn_roles)} turns, but there were {num_turns}"
-            )
-            raise self._refusal(prompt, why)
-        own = outcome.role_rewards.values()
         try:
-            for reward in (*outcome.turn_rewards, *own, reward_of(outcome)):
-                if reward is not None:
-                    finite_reward(reward)
-        except (TypeError, ValueError) as error:
+            return _checked(outcome, num_turns=len(session.turns))
+        except (AttributeError, TypeError, ValueError) as error:
             raise self._refusal(prompt, str(error)) from error
-        return outcome
 
     def _refusal(self, prompt: Prompt, why: str) -> AgentError:
         return AgentError(
@@ -254,6 +239,37 @@ def _with_attempts(error: AgentError, *, times: int) -> AgentError:
         return error
     why = f"it failed {times} times, the last so: {error.why}"
     return type(error)(error.what, why=why, fix=error.fixes)
+
+
+def _checked(outcome: Outcome, *, num_turns: int) -> Outcome:
+    """Return the outcome of an agent with its numbers as floats. Raises AttributeError, TypeError
+    or ValueError for what none may have."""
+    if not isinstance(outcome.text, str):
+        raise TypeError(f"the text of its Outcome is {outcome.text!r}")
+    for role, text in outcome.role_texts.items():
+        if not isinstance(text, str):
+            raise TypeError(f"the text of {role} in its Outcome is {text!r}")
+    rewards = [finite_reward(reward) for reward in outcome.turn_rewards]
+    for what, values in (("rewards", rewards), ("roles", outcome.turn_roles)):
+        if len(values) not in (0, num_turns):
+            raise ValueError(
+                f"it returned {what} of {len(values)} turns, but there were {num_turns}"
+            )
+    known = replace(
+        outcome,
+        reward=None if outcome.reward is None else finite_reward(outcome.reward),
+        turn_rewards=rewards,
+        role_rewards={
+            role: finite_reward(reward, what=f"the reward of {role}")
+            for role, reward in outcome.role_rewards.items()
+        },
+        figures={
+            name: finite_reward(figure, what=f"the figure {name}")
+            for name, figure in outcome.figures.items()
+        },
+    )
+    finite_reward(reward_of(known) or 0.0)  # a sum may overflow
+    return known
 
 
 def reward_of(outcome: Outcome) -> float | None:

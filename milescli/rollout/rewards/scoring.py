@@ -262,13 +262,14 @@ def _shown(text: str | None) -> str:
     return repr(f"{text[:_SHOWN_CHARACTERS]}...")
 
 
-def finite_reward(value: object) -> float:
-    """Return the reward as a float. Raises TypeError or ValueError unless it is a finite number."""
+def finite_reward(value: object, *, what: str = "the reward") -> float:
+    """Return the reward as a float; `what` names it. Raises TypeError or ValueError unless it is a
+    finite number."""
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise TypeError(f"the reward must be a number, but is {value!r} ({type(value).__name__})")
+        raise TypeError(f"{what} must be a number, but is {value!r} ({type(value).__name__})")
     number = float(value)  # type: ignore[arg-type]
     if not math.isfinite(number):
-        raise ValueError(f"the reward must be finite, but is {number}")
+        raise ValueError(f"{what} must be finite, but is {number}")
     return number
 
 

@@ -16,6 +16,7 @@ from milescli.checkpoint.run_dir import write_json
 from milescli.core.errors import DataError
 from milescli.core.files import read_json
 from milescli.core.types import Group, Prompt
+from milescli.data.tokenizer import encodable
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.recipe.section import Section
 from milescli.rollout.evaluation.scores import Answer, DomainScore, is_right
@@ -143,17 +144,13 @@ def write_result(result: SetResult, rows: Sequence[Row], *, folder: Path) -> Non
     path = folder / result.path
     _write_lines(path, rows)
     keys = dict.fromkeys(key for row in rows for key in row)  # a table has those of its first row
-    table = pa.Table.from_pylist([{key: _encodable(row.get(key)) for key in keys} for row in rows])
+    shown = [{key: row.get(key) for key in keys} for row in rows]
+    table = pa.Table.from_pylist(
+        [{k: encodable(v) if isinstance(v, str) else v for k, v in row.items()} for row in shown]
+    )
     pq.write_table(table, path.with_suffix(".parquet"))
     fields = {"schema": SCHEMA, "fingerprint": result.fingerprint, **asdict(result)}
     write_json(path.with_suffix(".json"), fields)
-
-
-def _encodable(value: object) -> object:
-    """Return a text without lone surrogates, which no table can hold; other values as they are."""
-    if not isinstance(value, str):
-        return value
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def read_result(path: Path) -> SetResult:

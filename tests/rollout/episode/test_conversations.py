@@ -224,6 +224,17 @@ def test_calls_with_other_spaces_are_gone_on_from_turn_after_turn(
     assert session.figures["rewritten_histories"] == 0
 
 
+def test_halves_of_characters_in_calls_and_results_are_replaced_in_what_the_model_reads(
+    tokenizers: dict[str, ChatTokenizer],
+) -> None:
+    said = ['<tool>add({"text": "\\ud83d"})</tool>', "done"]
+    told = [{"role": "tool", "tool_call_id": "call_0", "name": "add", "content": "caf\udce9"}]
+    engine, session, replies = chat(tokenizers["chatml"], said, answers=told)
+    assert "caf\ufffd" in engine.tokenizer.inner.decode(engine.given[1])
+    assert replies[1].message["content"] == "done"
+    assert is_recorded(session.trajectories(), engine)
+
+
 def test_a_template_that_leaves_reasoning_out_begins_a_new_trajectory_and_it_is_counted(
     tokenizers: dict[str, ChatTokenizer],
 ) -> None:

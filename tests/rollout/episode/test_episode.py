@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from decimal import Decimal
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.types import Prompt, Sample
@@ -74,9 +78,25 @@ async def _nan_turn(prompt: Prompt, session: Session) -> Outcome:
     return Outcome(text="", turn_rewards=[float("nan")])
 
 
+def _agent_with(**fields: Any) -> Agent:
+    async def solve(prompt: Prompt, session: Session) -> Outcome:
+        await session.generate(prompt.token_ids)
+        return Outcome(**{"text": "", **fields})
+
+    return solve
+
+
 @pytest.mark.parametrize(
     ("agent", "why"),
     [
+        (_agent_with(turn_rewards=None), "NoneType"),
+        (_agent_with(turn_rewards=[None]), "the reward must be a number, but is None"),
+        (_agent_with(role_rewards=None), "NoneType"),
+        (_agent_with(role_rewards={"judge": None}), "the reward of judge must be a number"),
+        (_agent_with(role_texts={"judge": 5}), "the text of judge in its Outcome is 5"),
+        (_agent_with(figures=[1]), "list"),
+        (_agent_with(figures={"turns": "x"}), "the figure turns must be a number, but is 'x'"),
+        (_agent_with(figures={"turns": float("nan")}), "the figure turns must be finite"),
         (_raises, 'raise KeyError("no such tool")'),
         (_silent, "without one call of session.generate"),
         (_forgets, "returned 'done' instead of an Outcome"),
@@ -91,6 +111,18 @@ def test_what_an_agent_does_wrong_is_named(agent: Agent, why: str) -> None:
         _play(agent)
     assert "`test` failed on prompt 3" in caught.value.what and why in caught.value.why
     assert "rollout/episode/episode.py" not in caught.value.why
+
+
+def test_numbers_of_an_agent_become_floats_whatever_their_type() -> None:
+    odd = _agent_with(
+        reward=torch.tensor(1.0),
+        turn_rewards=np.array([0.25]),
+        role_rewards={"judge": Decimal("0.5")},
+        figures={"won": np.bool_(True)},
+    )
+    sample = _play(odd)
+    numbers = [sample.reward, sample.role_rewards["judge"], sample.figures["won"]]
+    assert numbers == [1.0, 0.5, 1.0] and {type(number) for number in numbers} == {float}
 
 
 def test_rewards_of_turns_stand_at_their_last_tokens_and_their_sum_is_the_reward() -> None:
