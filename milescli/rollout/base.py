@@ -46,6 +46,10 @@ class GenerateRequest:
     num_known_routes: int = 0
     """Number of leading prompt tokens whose routed experts the caller has; the returned record
     begins after them."""
+    num_begun: Callable[[Sequence[int]], int] | None = None
+    """Returns how many of the last tokens of a response may be the beginning of a stop string. A
+    response that is paused there samples them anew, because engines search only what they sample
+    after the pause. None: they are kept."""
     on_tokens: Callable[[Sequence[int]], None] | None = None
     """Called every few tokens with all tokens of the response so far. None: the response arrives as
     a whole, which costs the engines less."""

@@ -39,7 +39,7 @@ from milescli.rollout.base import (
 from milescli.rollout.episode.conversations import Conversations, reply_message
 from milescli.rollout.episode.session_base import SessionBase
 from milescli.rollout.episode.shared_prefixes import Prefix, SharedPrefixes, Turns
-from milescli.rollout.episode.text_pieces import OnPiece, TextPieces, before_stop
+from milescli.rollout.episode.text_pieces import OnPiece, TextPieces, before_stop, num_begun
 
 Decode = Callable[[Iterable[int]], str]
 """Token ids of a response -> its text."""
@@ -277,6 +277,7 @@ class RecordingSession(SessionBase):
                 self._max_tokens - len(call.prompt),
             ),
             stop=stop,
+            num_begun=partial(num_begun, stop=stop, decode=self._decode) if any(stop) else None,
             seed=turn_seed(self._seed, len(self._calls)),
             num_known_routes=known.num_tokens if known else 0,
             on_tokens=on_tokens,

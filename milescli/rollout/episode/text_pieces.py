@@ -34,6 +34,7 @@ class TextPieces:
     stop: Sequence[str] = ()
     """Strings before which the text ends."""
     _text: str = ""
+    _taken: Sequence[int] = field(default_factory=list)
     _start: int = 0
     _end: int = 0
     """Tokens from `_start` to `_end` are the last in `_text`: a character, or the space before a
@@ -42,8 +43,10 @@ class TextPieces:
     _parsing: asyncio.Task[None] | None = None
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Take all tokens of the response so far. After an engine was replaced, they may be fewer
-        than before."""
+        """Take all tokens of the response so far. After a pause, or a lost engine, the last ones
+        before it may be missing or others."""
+        if token_ids[: self._end] != self._taken:
+            self._text, self._start, self._end = "", 0, 0
         if len(token_ids) <= self._end:
             return
         known = self.decode(token_ids[self._start : self._end])
@@ -51,7 +54,7 @@ class TextPieces:
         if len(text) <= len(known) or text.endswith("\ufffd"):
             return  # a character is not whole
         self._text += text[len(known) :]
-        self._start, self._end = self._end, len(token_ids)
+        self._start, self._end, self._taken = self._end, len(token_ids), token_ids
         if self.parse is None:
             self._emit("content", self._text_so_far)
         elif self._parsing is None or self._parsing.done():
@@ -97,6 +100,19 @@ def _without_begun(text: str, stop: Sequence[str]) -> str:
         if any(one.startswith(text[start:]) for one in stop):
             return text[:start]
     return text
+
+
+def num_begun(
+    token_ids: Sequence[int], *, stop: Sequence[str], decode: Callable[[Sequence[int]], str]
+) -> int:
+    """Return how many of the last tokens may be the beginning of a stop string, or of one of its
+    characters."""
+    last = token_ids[-max(len(one.encode()) for one in stop) :]
+    sure = _without_begun(decode(last).rstrip("\ufffd"), stop)
+    count = 0
+    while len(decode(last[: len(last) - count])) > len(sure):
+        count += 1
+    return count
 
 
 def sure_parts(parsed: Parsed, *, has_tools: bool) -> Iterator[tuple[str, str]]:

@@ -179,6 +179,7 @@ class SglangFleet:
                 if self._on_update == "abort":
                     self._num_discarded += len(response.token_ids)
                     response = PartialResponse(request=request, stop_ids=self._stop_ids)
+                response.drop_begun()
         except asyncio.CancelledError:
             self._num_discarded += len(response.token_ids)
             raise

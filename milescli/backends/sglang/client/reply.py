@@ -170,6 +170,24 @@ class PartialResponse:
             self.routed_experts += reply.routed_experts
             self.routed_rows = len(self.request.prompt_ids) + len(self.token_ids) - 1
 
+    def drop_begun(self) -> None:
+        """Remove the last tokens, if a stop string may begin with them: they are sampled again. An
+        engine does not find a stop string that begins in its prompt."""
+        count = self.request.num_begun(self.token_ids) if self.request.num_begun else 0
+        if not count:
+            return
+        kept = len(self.token_ids) - count
+        del self.token_ids[kept:], self.logprobs[kept:]
+        self.spans = [
+            replace(span, end=min(span.end, kept)) for span in self.spans if span.start < kept
+        ]
+        known = self.request.num_known_routes
+        if (num_rows := self.routed_rows - known) and self.routed_experts:
+            left = max(num_rows - count, 0)
+            row_bytes = len(self.routed_experts) // num_rows
+            self.routed_experts = self.routed_experts[: left * row_bytes]
+            self.routed_rows = known + left
+
     def _require_same_prompt(self, count: int | None) -> None:
         """Raise MismatchError if the engine counts another prompt length: SGLang tokenises again,
         and only logs a warning if its processor counts image tokens in another way."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
 
 from milescli.backends.sglang.client.batching import ONLY_WHEN_DONE
 from milescli.backends.sglang.client.http import EngineRefused
+from milescli.backends.sglang.client.reply import PartialResponse, Reply, read_reply
 from milescli.core.types import StopReason, VersionSpan
 from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.conftest import MOMENTS_S
@@ -187,6 +189,34 @@ def test_a_paused_response_goes_on_with_its_tokens_and_says_which_weights_made_t
         VersionSpan(start=0, end=cut, version=2),
         VersionSpan(start=cut, end=total, version=5),
     ]
+
+
+def test_a_stop_string_is_found_though_a_pause_fell_into_it(service):
+    async def use(fleet):
+        long = await fleet.generate(request(tokens=24))
+        begun, ended = long.response_ids[2:4]
+        wanted = request(tokens=24, stop=[f"t{begun}t{ended}"])
+        paused_at = Reply(
+            token_ids=long.response_ids[:3],
+            logprobs=long.logprobs[:3],
+            stop_reason=StopReason.ABORT,
+            spans=long.version_spans,
+            routed_experts=None,
+        )
+        ends = []
+        for begins in (None, lambda token_ids: int(token_ids[-1] == begun)):
+            response = PartialResponse(request=replace(wanted, num_begun=begins))
+            response.extend(paused_at)
+            response.drop_begun()
+            [engine] = fleet.http.engines
+            asked = fleet.http.ask(engine, "/generate", response.body, timeout_s=60)
+            response.extend(rest := read_reply(await asked))
+            ends.append((rest.stop_reason, response.token_ids))
+        return long.response_ids, ends
+
+    whole, (kept, anew) = service.run(use)
+    assert kept == (StopReason.LENGTH, whole), "an engine searches only what it samples"
+    assert anew == (StopReason.STOP, whole[:4])
 
 
 def test_a_thousand_responses_in_flight_all_arrive(service):

@@ -13,7 +13,7 @@ import torch
 from milescli.backends.sglang.client.reply import PartialResponse, Reply
 from milescli.backends.sglang.inside.routing import packed, request_id, unpacked, wanted_from
 from milescli.core.errors import MachineError, MismatchError
-from milescli.core.types import ImageSpan, StopReason
+from milescli.core.types import ImageSpan, StopReason, VersionSpan, WeightVersion
 from milescli.rollout.base import GenerateRequest
 
 SHAPE = (2, 2)
@@ -64,6 +64,26 @@ def test_the_record_begins_behind_what_the_caller_knows():
     record = made.completion(StopReason.STOP, routing_shape=SHAPE).routed_experts
     assert record is not None
     assert (record.num_tokens, record.bytes_per_number) == (4, 2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4])
+def test_what_may_begin_a_stop_string_is_sampled_anew_with_its_routes(count: int) -> None:
+    def span(start: int, end: int, version: int) -> VersionSpan:
+        return VersionSpan(start=start, end=end, version=WeightVersion(version))
+
+    made = PartialResponse(request=replace(wanted(known=2), num_begun=lambda token_ids: count))
+    made.extend(replace(reply(2, rows(3, 2)), spans=[span(0, 2, 1)]))
+    made.extend(replace(reply(2, rows(5, 2)), spans=[span(0, 2, 2)]))
+    made.drop_begun()
+    left = 4 - count
+    assert made.token_ids == [0, 1, 0, 1][:left] and len(made.logprobs) == left
+    spans = [(span.start, span.end, span.version) for span in made.spans]
+    assert spans == [(0, min(left, 2), 1), (2, left, 2)][: (left + 1) // 2]
+    assert made.body["rid"] == request_id(6 - count)
+    assert made.body["sampling_params"]["max_new_tokens"] == 9 - left
+    made.extend(reply(count, rows(7 - count, count)))
+    record = made.completion(StopReason.STOP, routing_shape=SHAPE).routed_experts
+    assert record is not None and record.indices == rows(3, 4)
 
 
 SPAN = ImageSpan(start=1, num_tokens=2, grid=(1, 2, 4), sha256="ab")
