@@ -171,7 +171,7 @@ class SampleJournal:
         """Begin the journal of a new run, and remove older files, which belong to no run that can
         be resumed."""
         for path in self._files():
-            path.unlink()
+            path.unlink(missing_ok=True)
         self._segments.clear()
 
     def load(
@@ -355,6 +355,12 @@ class SampleJournal:
         self._queue.put(written.set)
         return written.wait(timeout_s)
 
+    def discard(self) -> None:
+        """Remove all files, also those that other processes are writing, so that a resumed run
+        samples again. For a run that ends."""
+        self._do(self._end_segment)
+        self._do(self.begin)
+
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write the queued records, for at most `timeout_s`."""
         if self._thread is not None:
@@ -450,6 +456,9 @@ def _note(segment: _Segment, head: dict[str, Any]) -> None:
 
 _OF_WEIGHTS = ("engines", "weights", "parallel")
 """Sections that may change at a resume, and that change the last bits of weights."""
+_OF_SAMPLES = ("train.on_policy",)
+"""Keys that may change at a resume, and that decide which log-probs an engine returns: a step of
+`exact` cannot be trained on those of `auto`."""
 
 
 async def open_journal(
@@ -510,6 +519,7 @@ def _oldest_kept(store: CheckpointStore) -> OldestCheckpoint | None:
 def identity_of(spec: RunSpec) -> Identity:
     """Return the identity of this attempt."""
     recipe = spec.recipe.model_dump(mode="json")
+    others = [name for name in run_records.MAY_CHANGE if name not in _OF_SAMPLES]
     changing = {name: recipe[name] for name in _OF_WEIGHTS}
     return Identity(
         past=_hash(
@@ -517,7 +527,7 @@ def identity_of(spec: RunSpec) -> Identity:
                 "records": FIELDS,
                 "byteorder": sys.byteorder,
                 "data": spec.inputs.data_sha256,
-                "recipe": _without(recipe, (*run_records.MAY_CHANGE, "run.name")),
+                "recipe": _without(recipe, (*others, "run.name")),
             }
         ),
         line=_hash(

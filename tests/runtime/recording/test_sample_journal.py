@@ -7,17 +7,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.checkpoint.journal import intact_records, retain_records
+from milescli.checkpoint.run_dir import RunDir
+from milescli.platform.machine import read_machine
+from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.journal import BatchRecord
-from milescli.runtime.recording.sample_journal import Identity
+from milescli.runtime.recording.sample_journal import Identity, identity_of
 from milescli.runtime.saving import version_of
+from milescli.runtime.spec import RunSpec
+from tests.plans import PLAN
 from tests.runtime.recording.journal_rig import (
     STEPS,
     WRITTEN_S,
@@ -230,6 +236,44 @@ def test_a_journal_of_another_past_is_set_aside(tmp_path: Path) -> None:
     position = rig.saved[-1].position
     done = rig.attempt()
     assert "another history" in (done.note or "") and done.seeds >= seeds_of(position)
+
+
+def _identity(tmp_path: Path, **sections: dict[str, object]) -> Identity:
+    spec = RunSpec(
+        run=RunDir(tmp_path),
+        recipe=Recipe.model_validate(sections),
+        plan=PLAN,
+        nodes=SimpleNamespace(machine=read_machine("1xH100")),  # type: ignore[arg-type]
+        inputs=SimpleNamespace(data_sha256="x"),  # type: ignore[arg-type]
+    )
+    return replace(identity_of(spec), started=0.0)
+
+
+def test_engines_whose_log_probs_are_not_those_of_the_trainer_sampled_another_past(
+    tmp_path: Path,
+) -> None:
+    before = _identity(tmp_path)
+    assert _identity(tmp_path, train={"on_policy": "exact"}).past != before.past
+    longer = _identity(tmp_path, train={"steps": 7})
+    assert (longer.past, longer.line != before.line) == (before.past, True)
+    assert _identity(tmp_path, checkpoint={"every": 7}) == before
+
+
+def test_a_journal_that_is_discarded_is_gone_with_the_parts_of_other_processes(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path / "journal", random.Random(0), {})
+    journal = rig.journal()
+    part = Rig(journal.part("collector-0"), random.Random(0), {}).journal()
+    for position, one in enumerate((journal, part)):
+        one.record_group(position, rewarded([0.0, 1.0]))
+        assert one.wait_written(WRITTEN_S)
+    assert len(list(rig.folder.rglob("*.journal"))) == 2
+    journal.discard()
+    journal.close(WRITTEN_S)
+    part.close(WRITTEN_S)
+    assert not list(rig.folder.rglob("*.journal")) and not rig.warned
+    assert rig.journal().load(step=0, version=version_of(0), position=0) is None
 
 
 def test_another_layout_takes_what_the_checkpoints_past_sampled_alone(tmp_path: Path) -> None:
