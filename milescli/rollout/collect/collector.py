@@ -223,7 +223,8 @@ class Collector:
 
     async def _collect_recorded(self, progress: Progress) -> Batch | None:
         """Return the batch as an earlier run collected it, if the journal has all groups of the
-        step."""
+        step; None if it has not, or if one of them cannot be read any more and the filter may
+        refuse the group that is sampled in its place."""
         start = self._source.position
         if (record := self._journal.batch(progress.step, start=start)) is None:
             return None
@@ -235,6 +236,11 @@ class Collector:
         groups = await all_or_first_error(
             [self.group(*drawn[position], position, progress) for position in record.positions]
         )
+        is_lost = self._journal.batch(progress.step, start=start) is None
+        if is_lost and self._recipe.rollout.filter != NONE:
+            # without a filter, later steps may have drawn the prompts that follow (`overlap`)
+            self._source.seek(start)
+            return None
         number = len(record.kept)
         return Batch(
             kept=[group for group in groups[:number] if group is not None],
