@@ -86,7 +86,7 @@ def test_a_killed_run_goes_on_as_the_run_that_it_was(
         )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.integers(0, 2**32).map(random.Random),
     _ways,
