@@ -66,11 +66,11 @@ def make_group(samples: Sequence[Sample], *, prompt: Prompt | None = None) -> Gr
     return Group(prompt=prompt or Prompt(index=0, token_ids=[1], text=""), samples=list(samples))
 
 
-def rewarded(rewards: Sequence[float]) -> Group:
-    """A group of samples of one token each."""
+def rewarded(rewards: Sequence[float], *, version: int = 0) -> Group:
+    """A group of samples of one token each, by the weights `version`."""
     return make_group(
         [
-            make_sample(make_trajectory([1], [2]), reward=reward, index=index)
+            make_sample(make_trajectory([1], [2], version=version), reward=reward, index=index)
             for index, reward in enumerate(rewards)
         ]
     )

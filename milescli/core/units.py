@@ -1,4 +1,5 @@
-"""Numbers and lists as people read them. Pure; used by tables, errors and reports."""
+"""Numbers and lists as people read and write them. Pure; used by tables, errors and reports, and
+for counts that a recipe's decimals give."""
 
 from __future__ import annotations
 
@@ -8,6 +9,12 @@ from datetime import UTC, datetime
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+
+def decimal_product(number: float, factor: float) -> float:
+    """Multiply as decimals do, without the noise of binary fractions, which would change a count
+    that is rounded up or down: 50 * 1.1 -> 55.0, not 55.00000000000001."""
+    return float(f"{number * factor:.12g}")
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from milescli.core.errors import RecipeError, nearest
+from milescli.core.units import decimal_product
 from milescli.recipe import layers
 from milescli.recipe.algorithms import with_algorithm
 from milescli.recipe.check import check
@@ -354,7 +355,7 @@ def with_steps(loaded: LoadedRecipe, num_rows: int) -> LoadedRecipe:
     train = loaded.recipe.train
     if train.epochs is None:
         return loaded
-    steps = max(1, math.ceil(train.epochs * num_rows / train.batch_size))
+    steps = max(1, math.ceil(decimal_product(num_rows, train.epochs) / train.batch_size))
     recipe = loaded.recipe.model_copy(
         update={"train": train.model_copy(update={"steps": steps, "epochs": None})}
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from milescli.core.errors import WorkerDied
 from milescli.core.events import PublishStats
 from milescli.core.types import EVALUATION, JOINING, ROLLOUT, EngineAddress, WeightVersion
+from milescli.core.units import decimal_product
 from milescli.rollout.base import RolloutEngine
 from milescli.train.base import Trainer
 
@@ -113,7 +114,7 @@ class Devices:
     @property
     def _wave_size(self) -> int:
         """Return how many engines are paused at a time."""
-        return max(1, int(self.wave_share * len(self.engines.engines)))
+        return max(1, int(decimal_product(len(self.engines.engines), self.wave_share)))
 
     async def _publish_in_waves(self, version: WeightVersion, *, verify: bool) -> None:
         """Pause, update and resume the engines in groups, one group after the other. To the trainer

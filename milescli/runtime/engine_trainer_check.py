@@ -18,6 +18,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.episode.session import RecordingSession
 from milescli.runtime.devices import Devices
+from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.train.agreement import MIN_BOUND, Agreement, Judgement, judge
 from milescli.train.base import TrainBatch
 from milescli.train.objectives import load_objective
@@ -174,11 +175,17 @@ class EngineTrainerCheck:
         return await self._compare(prompts)
 
 
-def require_exact(plan: Plan, report: StepReport, *, step: int, run: str) -> None:
+def require_exact(
+    plan: Plan, report: StepReport, *, step: int, run: str, journal: SampleJournal | None
+) -> None:
     """Raise MismatchError if a step under `train.on_policy: exact` was trained on tokens whose
-    log-probs differ between engine and trainer. `run` is how commands call the run."""
+    log-probs differ between engine and trainer. Before that, discard the run's `journal`: a resumed
+    run would train on the same log-probs again, and fail again. `run` is how commands call the
+    run."""
     if plan.on_policy != "exact" or not report.logprob_diff_tokens:
         return
+    if journal is not None:
+        journal.discard()
     raise _inexact_error(
         f"step {step}: the log-probs of {report.logprob_diff_tokens} of {report.num_loss_tokens} "
         "trained tokens differ between engine and trainer, by at most "

@@ -201,7 +201,11 @@ class GroupWork:
     async def _on_trained(self, step: int, report: StepReport) -> None:
         """Raise MismatchError if the plan says that steps are exact and this one was not."""
         engine_trainer_check.require_exact(
-            self.spec.plan, report, step=step, run=self.spec.run.typed
+            self.spec.plan,
+            report,
+            step=step,
+            run=self.spec.run.typed,
+            journal=self.training.journal,
         )
 
     async def _on_done(self, event: StepDone, groups: list[Group]) -> None:

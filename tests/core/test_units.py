@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from milescli.core.units import (
+    decimal_product,
     format_bytes,
     format_count,
     format_duration,
@@ -16,6 +17,15 @@ from milescli.core.units import (
     parse_size,
     parse_time,
 )
+
+
+@pytest.mark.parametrize(
+    ("number", "factor", "product"),
+    [(50, 1.1, 55), (50, 0.58, 29), (192, 200 / 192, 200), (10**9 + 1, 1.0, 10**9 + 1)],
+)
+def test_a_product_is_that_of_the_decimals(number: int, factor: float, product: int) -> None:
+    assert decimal_product(number, factor) == product
+    assert decimal_product(5, 0.5) == 2.5
 
 
 @pytest.mark.parametrize(

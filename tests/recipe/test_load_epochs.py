@@ -25,6 +25,8 @@ def test_epochs_become_steps_and_say_who_set_them(tmp_path: Path) -> None:
     assert str(made.origins["train.steps"]) == "--set train.epochs=1.5"
     assert made.recipe.train.epochs is None, "a run's recipe can be launched again"
     assert with_steps(loaded, 1).recipe.train.steps == 1
+    tenth = _load(tmp_path, "train.epochs=1.1", "train.batch_size=10")
+    assert with_steps(tenth, 100).recipe.train.steps == 11, "100 * 1.1 is a little more in binary"
     plain = _load(tmp_path, "train.steps=7")
     assert with_steps(plain, 1000) is plain
 

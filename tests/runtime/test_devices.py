@@ -118,6 +118,13 @@ def _waves(share: float, num: int) -> tuple[Devices, list[str]]:
     return Devices(shares_memory=False, trainer=trainer, engines=engines, wave_share=share), told
 
 
+def test_a_wave_has_as_many_engines_as_its_decimal_says() -> None:
+    devices, told = _waves(0.58, 50)  # 0.58 * 50 is a little less than 29 in binary
+    asyncio.run(devices.publish(WeightVersion(1)))
+    assert [text[:4] for text in told].count("send") == 2
+    assert told[0].count(",") == 28, told[0]
+
+
 def test_engines_are_updated_in_waves_of_which_each_is_resumed_before_the_next_is_paused() -> None:
     devices, told = _waves(0.5, 5)
     asyncio.run(devices.publish(WeightVersion(1)))

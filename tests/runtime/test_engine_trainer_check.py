@@ -4,8 +4,10 @@ here it is a function with a fault."""
 from __future__ import annotations
 
 import asyncio
+import random
 from array import array
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +21,9 @@ from milescli.runtime import engine_trainer_check
 from milescli.runtime.devices import Devices
 from milescli.train.base import TrainBatch
 from tests.plans import PLAN
+from tests.runtime.recording.journal_rig import WRITTEN_S, Rig
 from tests.runtime.test_loop import REPORT
+from tests.samples import rewarded
 
 NUM_LAYERS = 6
 EXACT = replace(PLAN, on_policy="exact")
@@ -185,9 +189,20 @@ def test_an_exact_run_does_not_start_with_one_bit_of_difference() -> None:
     assert any("resume runs/x --set train.on_policy=auto" in fix for fix in caught.value.fixes)
 
 
-def test_a_step_that_is_not_exact_is_refused_with_its_number_and_its_tokens() -> None:
+def test_a_step_that_is_not_exact_is_refused_and_sampled_again_by_a_resumed_run(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path / "journal", random.Random(0), {})
+    journal = rig.journal()
+    journal.record_group(3, rewarded([0.0, 1.0], version=4))
     apart = replace(REPORT, logprob_diff_max=1e-7, logprob_diff_tokens=3)
+    run = {"step": 4, "run": "runs/x", "journal": journal}
     for plan, report in ((EXACT, REPORT), (PLAN, apart)):
-        engine_trainer_check.require_exact(plan, report, step=4, run="runs/x")
+        engine_trainer_check.require_exact(plan, report, **run)
+    assert journal.wait_written(WRITTEN_S) and set(rig.held()) == {3}
     with pytest.raises(MismatchError, match=r"step 4: the log-probs of 3 of \d+ trained tokens"):
-        engine_trainer_check.require_exact(EXACT, apart, step=4, run="runs/x")
+        engine_trainer_check.require_exact(EXACT, apart, **run)
+    journal.close(WRITTEN_S)
+    assert not rig.held(), "the same log-probs would end the run again"
+    with pytest.raises(MismatchError):
+        engine_trainer_check.require_exact(EXACT, apart, **{**run, "journal": None})

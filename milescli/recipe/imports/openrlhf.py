@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from milescli.core.units import decimal_product
 from milescli.recipe.imports.reading import ForeignConfig
 from milescli.recipe.imports.tables import (
     NOTE,
     WARNS,
     RowResult,
     data_name,
-    part_of,
     path_of,
     updates,
 )
@@ -250,4 +250,4 @@ def min_lr(value: Any, found: ForeignConfig) -> RowResult:
     if not str(found.value("actor.lr_scheduler")).startswith("cosine"):
         return {}
     lr = float(found.value("actor.adam.lr"))
-    return {"train.optimizer.min_lr": part_of(lr, float(value))}
+    return {"train.optimizer.min_lr": decimal_product(lr, float(value))}

@@ -266,11 +266,6 @@ def share(value: float, total: Any, key: str) -> RowResult:
     return {key: round(value * total)} if is_known else TEXTS["WARM_UP"]
 
 
-def part_of(whole: float, share: float) -> float:
-    """Return a share of a number without binary rounding noise."""
-    return float(f"{whole * share:.9g}")
-
-
 def ratio(whole: float, part: float) -> int | str:
     """Return how many times `part` goes into `whole`, or the reason if it does not divide it."""
     if part > 0 and whole % part == 0:

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from milescli.core.units import decimal_product
 from milescli.recipe.imports.reading import ForeignConfig
 from milescli.recipe.imports.tables import (
     NOTE,
@@ -13,7 +14,6 @@ from milescli.recipe.imports.tables import (
     WARNS,
     RowResult,
     data_name,
-    part_of,
     ratio,
     share,
 )
@@ -269,8 +269,8 @@ def min_lr(value: Any, found: ForeignConfig) -> RowResult:
     """Map the minimum of the learning rate: a number, or a share of the peak."""
     options = value if isinstance(value, dict) else {"min_lr_rate": value}
     if "min_lr_rate" in options:
-        rate = float(options["min_lr_rate"])
-        return {"train.optimizer.min_lr": part_of(float(found.value("learning_rate")), rate)}
+        lr, rate = float(found.value("learning_rate")), float(options["min_lr_rate"])
+        return {"train.optimizer.min_lr": decimal_product(lr, rate)}
     return {"train.optimizer.min_lr": options["min_lr"]} if "min_lr" in options else {}
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from milescli.core.units import decimal_product
 from milescli.recipe.imports.reading import ForeignConfig
 from milescli.recipe.imports.tables import (
     NOTE,
     TEXTS,
     WARNS,
     RowResult,
-    part_of,
     path_of,
     share,
     updates,
@@ -206,7 +206,7 @@ def warmup_share(value: Any, found: ForeignConfig) -> RowResult:
 def min_lr(value: Any, found: ForeignConfig) -> RowResult:
     """Map the minimum of the learning rate, a share of its peak."""
     lr = found.value(f"{ACTOR}.optim.lr")
-    return {"train.optimizer.min_lr": part_of(lr, value)} if value else {}
+    return {"train.optimizer.min_lr": decimal_product(lr, value)} if value else {}
 
 
 def kl_in_reward(value: Any, found: ForeignConfig) -> RowResult:

@@ -20,6 +20,7 @@ from milescli.core.errors import MilesError, RewardError, WaitTimeout
 from milescli.core.events import FlowStats, RolloutStats
 from milescli.core.plug_points import CURRICULA, FILTERS, SAMPLE_FILTERS, SELECTIONS, SHAPINGS
 from milescli.core.types import Group, Prompt, Sample, WeightVersion
+from milescli.core.units import decimal_product
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import PromptSource
 from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
@@ -222,7 +223,8 @@ class Collector:
 
     async def _collect_recorded(self, progress: Progress) -> Batch | None:
         """Return the batch as an earlier run collected it, if the journal has all groups of the
-        step."""
+        step; None if it has not, or if one of them cannot be read any more and the filter may
+        refuse the group that is sampled in its place."""
         start = self._source.position
         if (record := self._journal.batch(progress.step, start=start)) is None:
             return None
@@ -234,6 +236,11 @@ class Collector:
         groups = await all_or_first_error(
             [self.group(*drawn[position], position, progress) for position in record.positions]
         )
+        is_lost = self._journal.batch(progress.step, start=start) is None
+        if is_lost and self._recipe.rollout.filter != NONE:
+            # without a filter, later steps may have drawn the prompts that follow (`overlap`)
+            self._source.seek(start)
+            return None
         number = len(record.kept)
         return Batch(
             kept=[group for group in groups[:number] if group is not None],
@@ -250,7 +257,8 @@ class Collector:
         rounds, left = 0, rollout.max_filter_rounds * target
         while left > 0 and len(kept) < target:
             wanted = target - len(kept)
-            prompts = await self._draw(math.ceil(wanted * rollout.over_sampling), draws)
+            count = math.ceil(decimal_product(wanted, rollout.over_sampling))
+            prompts = await self._draw(count, draws)
             end = self._source.position
             rounds, left = rounds + 1, left - len(prompts)
             places |= {(epoch, prompt.index): at for at, epoch, prompt in prompts}
@@ -304,7 +312,7 @@ class Collector:
         if data.curriculum == NONE:
             draws.append(count)
             return self._next(count)
-        draws.append(math.ceil(count * data.curriculum_pool))
+        draws.append(math.ceil(decimal_product(count, data.curriculum_pool)))
         taken = self._next(draws[-1])
         drawn, indices = list[tuple[int, int, Prompt]](), set[int]()
         for place, (at, epoch, prompt) in enumerate(taken):

@@ -207,15 +207,15 @@ class CompletionOrderCollector:
         assert version == self._version, (
             f"version {version} was not published; the last was {self._version}"
         )
-        recorded, progress = self._recorded_steps.get(step), Progress(step=step)
+        record, progress, batch = self._recorded_steps.get(step), Progress(step=step), None
         bound_s = self._recipe.machine.step_timeout_s
         try:
             async with asyncio.timeout(bound_s) as bound:
-                if recorded is None:
+                if record is not None:
+                    batch = await self._collect_recorded(record, progress)
+                if record is None or batch is None:
                     await self._wait_for_groups(step)
                     batch, record = self._choose_groups(step)
-                else:
-                    batch, record = await self._collect_recorded(recorded, progress), recorded
         except TimeoutError:
             if not bound.expired():
                 raise
@@ -383,8 +383,9 @@ class CompletionOrderCollector:
         )
         return batch, record
 
-    async def _collect_recorded(self, record: BatchRecord, progress: Progress) -> Batch:
-        """Return the batch as an earlier run collected it; the journal has all its groups."""
+    async def _collect_recorded(self, record: BatchRecord, progress: Progress) -> Batch | None:
+        """Return the batch as an earlier run collected it. If one of its groups cannot be read any
+        more, no step is taken from the journal from now on: start groups, and return None."""
         while self._source.position <= max([*record.positions, *record.dropped]):
             self._backlog.append(self._draw())
         drawn = {slot.position: slot for slot in self._backlog}
@@ -394,6 +395,10 @@ class CompletionOrderCollector:
                 for place in record.positions
             ]
         )
+        if self._journal.batch(record.step, start=record.start) is None:
+            self._recorded_steps.clear()
+            self._fill()
+            return None
         number = len(record.kept)
         return Batch(
             kept=[group for group in groups[:number] if group is not None],

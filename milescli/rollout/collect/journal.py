@@ -4,7 +4,7 @@ that a resumed run may use (`select_usable`). The runtime writes the files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -86,8 +86,8 @@ class UsableRecords:
     """Holds the records that a resumed run may use."""
 
     newest: int
-    """Newest weight version that the resumed run will reproduce; groups that newer weights sampled
-    are unusable."""
+    """Newest weight version that the resumed run will train from recorded groups alone; groups that
+    newer weights sampled are unusable."""
     groups: frozenset[int]
     """Positions of the usable groups."""
     batches: Mapping[int, BatchRecord]
@@ -101,21 +101,26 @@ def select_usable(
     step: int,
     version: int,
     position: int,
-    is_reproduced: bool,
+    reproduced: Collection[int],
 ) -> UsableRecords:
     """Select the usable records of a journal. `heads`: by position of the prompt. The checkpoint of
     `step` has the weights `version`, and its source was at `position`. Groups sampled by these or
-    older weights are usable. The weights after each next step are reproduced if all groups of that
-    step are recorded; then groups that these weights sampled are usable, too. `is_reproduced`: True
-    if training is reproduced bit for bit (same layout, same code); if False, no groups of newer
-    weights are usable."""
+    older weights are usable. The weights after each next step are trained again if all groups of
+    that step are recorded and usable. Groups that newer weights sampled are usable if their
+    position is in `reproduced`, which means that those weights, too, came from this checkpoint and
+    by the same training (same layout, same code), so that they are equal bit for bit."""
     by_step = {batch.step: batch for batch in batches}
+    sound = {
+        place: head
+        for place, head in heads.items()
+        if head.newest <= version or place in reproduced
+    }
     newest, after = version, step + 1
-    while is_reproduced and (batch := by_step.get(after)) is not None:
-        if batch.start != position or not _has_all(heads, batch, newest):
+    while (batch := by_step.get(after)) is not None:
+        if batch.start != position or not _has_all(sound, batch, newest):
             break
         newest, after, position = newest + 1, after + 1, batch.end
-    groups = frozenset(place for place, head in heads.items() if head.newest <= newest)
+    groups = frozenset(place for place, head in sound.items() if head.newest <= newest)
     return UsableRecords(
         newest=newest,
         groups=groups,

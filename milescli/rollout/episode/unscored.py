@@ -10,6 +10,7 @@ from typing import Any
 
 from milescli.core.errors import AgentError, MilesError, RewardError, SandboxError
 from milescli.core.types import Sample, StopReason
+from milescli.core.units import decimal_product
 
 INFRASTRUCTURE_ERRORS = (RewardError, AgentError, SandboxError)
 """Errors of a reward, or of what plays a sample's episode. Engines, teachers and the reward model
@@ -36,7 +37,7 @@ class UnscoredCounter:
         """Count `num` samples that `error` left without a score. Raises the error, with their
         number, if they are more than `share` of all."""
         self.num += num
-        if self.num > self.share * self.total:
+        if self.num > decimal_product(self.total, self.share):
             if self.share == 0:
                 raise error
             counted = f"{self.num} of {self.total} samples of {self.what} could not be scored"

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,9 @@ class Identity:
     line: str
     """Hash of what else decides the last bits of the weights: if it differs, groups sampled by
     later weights cannot be taken."""
+    since: int = 0
+    """Step of the oldest checkpoint from which these weights were trained under this `line` alone:
+    a run that continues from an older one trains other weights."""
     started: float = 0.0
     """Unix time of the attempt's start: files of its processes belong together."""
 
@@ -95,6 +98,8 @@ class _Contents:
     heads: dict[int, GroupHead] = field(default_factory=dict)
     places: dict[int, RecordLocation] = field(default_factory=dict)
     batches: dict[int, tuple[BatchRecord, RecordLocation]] = field(default_factory=dict)
+    recorded_by: dict[int, Identity | None] = field(default_factory=dict)
+    """Position -> identity of the attempt that recorded its group."""
     step_of: dict[int, int] = field(default_factory=dict)
     """Position -> step of the batch that contains it."""
     identity: Identity | None = None
@@ -104,7 +109,8 @@ class _Contents:
     def add(self, head: dict[str, Any], place: RecordLocation) -> None:
         """Add a record; a later record of the same position or step replaces an earlier one."""
         if head["kind"] == "begin":
-            identity = Identity(past=head["past"], line=head["line"])
+            # a file without `since` is of an older miles, so that its `line` differs
+            identity = Identity(past=head["past"], line=head["line"], since=head.get("since", 0))
             self.is_one_past &= self.identity is None or self.identity.past == identity.past
             self.identity = identity
         elif head["kind"] == "batch":
@@ -114,8 +120,18 @@ class _Contents:
         else:
             group = read_head(head)
             self.heads[group.position], self.places[group.position] = group, place
+            self.recorded_by[group.position] = self.identity
             # a batch that had another group in this place is not that batch any more
             self.batches.pop(self.step_of.pop(group.position, -1), None)
+
+    def reproduced(self, line: str, *, step: int) -> set[int]:
+        """Return the positions of the groups whose weights a run with this `line` trains again, bit
+        for bit, from the checkpoint of `step`."""
+        return {
+            position
+            for position, identity in self.recorded_by.items()
+            if identity is not None and identity.line == line and identity.since <= step
+        }
 
 
 class SampleJournal:
@@ -155,7 +171,7 @@ class SampleJournal:
         """Begin the journal of a new run, and remove older files, which belong to no run that can
         be resumed."""
         for path in self._files():
-            path.unlink()
+            path.unlink(missing_ok=True)
         self._segments.clear()
 
     def load(
@@ -166,6 +182,7 @@ class SampleJournal:
         remove the rest. Return a sentence for the user, or None. Raises OSError if something cannot
         be removed."""
         found = self._contents()
+        self.identity = replace(self.identity, since=step)
         if found.identity is None:
             return None
         if not found.is_one_past or found.identity.past != self.identity.past:
@@ -174,32 +191,34 @@ class SampleJournal:
                 "the journal belongs to another history (recipe, data or the form of records "
                 "changed): unfinished work is sampled again"
             )
-        is_reproduced = found.identity.line == self.identity.line
+        if found.identity.line == self.identity.line:
+            self.identity = replace(self.identity, since=min(step, found.identity.since))
+        reproduced = found.reproduced(self.identity.line, step=step)
         take = select_usable(
             found.heads,
             [batch for batch, _ in found.batches.values()],
             step=step,
             version=version,
             position=position,
-            is_reproduced=is_reproduced,
+            reproduced=reproduced,
         )
         self._remove_others(found, take)
         ahead = [place for place in take.groups - set(taken) if place >= position]
         self._heads = {place: found.heads[place] for place in ahead}
         self._places = {place: found.places[place] for place in ahead}
         self._batches = {n: batch for n, batch in take.batches.items() if n > step}
-        left = len(found.heads) - len(take.groups)
+        left = found.heads.keys() - take.groups
         if not ahead and not left:
             return None
         why = (
             "their steps are incomplete in it"
-            if is_reproduced
+            if left <= reproduced
             else "layout, versions or machine changed"
         )
         return (
             f"the journal has {len(ahead)} groups that no step before {step + 1} used: they are "
             "not sampled again"
-            + (f"; {left} of later weights are not used, because {why}" if left else "")
+            + (f"; {len(left)} of later weights are not used, because {why}" if left else "")
         )
 
     def _contents(self) -> _Contents:
@@ -336,6 +355,12 @@ class SampleJournal:
         self._queue.put(written.set)
         return written.wait(timeout_s)
 
+    def discard(self) -> None:
+        """Remove all files, also those that other processes are writing, so that a resumed run
+        samples again. For a run that ends."""
+        self._do(self._end_segment)
+        self._do(self.begin)
+
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write the queued records, for at most `timeout_s`."""
         if self._thread is not None:
@@ -431,6 +456,9 @@ def _note(segment: _Segment, head: dict[str, Any]) -> None:
 
 _OF_WEIGHTS = ("engines", "weights", "parallel")
 """Sections that may change at a resume, and that change the last bits of weights."""
+_OF_SAMPLES = ("train.on_policy",)
+"""Keys that may change at a resume, and that decide which log-probs an engine returns: a step of
+`exact` cannot be trained on those of `auto`."""
 
 
 async def open_journal(
@@ -491,6 +519,7 @@ def _oldest_kept(store: CheckpointStore) -> OldestCheckpoint | None:
 def identity_of(spec: RunSpec) -> Identity:
     """Return the identity of this attempt."""
     recipe = spec.recipe.model_dump(mode="json")
+    others = [name for name in run_records.MAY_CHANGE if name not in _OF_SAMPLES]
     changing = {name: recipe[name] for name in _OF_WEIGHTS}
     return Identity(
         past=_hash(
@@ -498,7 +527,7 @@ def identity_of(spec: RunSpec) -> Identity:
                 "records": FIELDS,
                 "byteorder": sys.byteorder,
                 "data": spec.inputs.data_sha256,
-                "recipe": _without(recipe, (*run_records.MAY_CHANGE, "run.name")),
+                "recipe": _without(recipe, (*others, "run.name")),
             }
         ),
         line=_hash(

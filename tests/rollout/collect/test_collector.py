@@ -220,6 +220,13 @@ def test_over_sampling_takes_what_is_done_first_and_gives_the_rest_up() -> None:
     assert collector.position == 6
 
 
+def test_over_sampling_starts_as_many_prompts_as_its_decimal_says() -> None:
+    source = make_source(100)
+    collector = _collector(ScriptedEngine(), source=source, over_sampling=1.1, prompts_per_step=50)
+    _take(collector)
+    assert collector.position == 55, "50 * 1.1 is a little more in binary"
+
+
 def test_over_sampling_replaces_what_the_filter_refuses() -> None:
     collector = _collector(
         ScriptedEngine(),

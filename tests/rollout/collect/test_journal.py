@@ -30,7 +30,7 @@ def _taken(**changes: object) -> tuple[int, set[int], set[int]]:
         "step": 1,
         "version": 2,
         "position": 2,
-        "is_reproduced": True,
+        "reproduced": HEADS,
         **changes,
     }
     take = select_usable(asked.pop("heads"), asked.pop("batches"), **asked)  # type: ignore[arg-type]
@@ -48,7 +48,12 @@ def test_a_step_that_lacks_a_group_ends_what_can_be_had_again() -> None:
 
 
 def test_another_layout_takes_what_the_checkpoint_or_its_past_sampled_alone() -> None:
-    assert _taken(is_reproduced=False) == (2, {0, 1, 2, 3, 4, 5}, {1, 2, 3})
+    assert _taken(reproduced=()) == (4, {0, 1, 2, 3, 4, 5}, {1, 2, 3})
+
+
+def test_a_step_ends_it_of_which_other_weights_sampled_a_group() -> None:
+    assert _taken(reproduced={7}) == (4, {0, 1, 2, 3, 4, 5, 7}, {1, 2, 3})
+    assert _taken(reproduced={6}) == (4, {0, 1, 2, 3, 4, 5, 6}, {1, 2, 3})
 
 
 def test_a_batch_that_began_elsewhere_ends_it_too() -> None:

@@ -126,6 +126,15 @@ def test_a_pool_beyond_the_epoch_offers_each_prompt_once() -> None:
     assert len(few) == 4 and set(few) == {0, 1, 2}
 
 
+def test_a_pool_has_as_many_prompts_as_its_decimal_says() -> None:
+    recipe = _recipe(
+        rollout={"prompts_per_step": 50}, data={"curriculum": "learnable", "curriculum_pool": 1.1}
+    )
+    collector = _collector(recipe, num_prompts=100)
+    _taken(collector)
+    assert collector.position == 55, "50 * 1.1 is a little more in binary"
+
+
 def test_without_a_curriculum_nothing_is_remembered() -> None:
     collector = _collector(_recipe())
     _taken(collector)

@@ -174,6 +174,13 @@ def test_the_user_is_told_how_many_and_why() -> None:
     assert told == ["excluding 2 samples of step 7: the judge is away; HTTP 503"]
 
 
+def test_as_many_as_the_share_are_excluded() -> None:
+    unscored = UnscoredCounter(share=0.29, total=100, what="step 7")
+    unscored.exclude(FAILED[0], num=29)  # 0.29 * 100 is a little less in binary
+    with pytest.raises(RewardError, match="30 of 100"):
+        unscored.exclude(FAILED[0])
+
+
 class Elsewhere:
     """Other processes, of whose samples some could not be scored: prompt -> how many are left."""
 

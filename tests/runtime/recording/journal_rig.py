@@ -1,5 +1,6 @@
 """A run with a journal, over its attempts, for `test_sample_journal`. The engine is in memory: what
-it says depends on the seed and on the weights, and the weights on all that was trained on."""
+it says depends on the seed and on the weights, and the weights on all that was trained on, and on
+the identity's `line`."""
 
 from __future__ import annotations
 
@@ -149,7 +150,8 @@ class Rig:
             for step in range(start.step + 1, STEPS + 1):
                 groups = await collector.take(step, version=version)
                 done.trained[step] = [_plain(group) for group in groups]
-                weights = hashlib.sha256(f"{weights}{done.trained[step]}".encode()).hexdigest()
+                trained = f"{weights}{done.trained[step]}{self.identity.line}"
+                weights = hashlib.sha256(trained.encode()).hexdigest()
                 for _ in range(self.rng.randrange(30)):
                     await asyncio.sleep(0)
                 if step % EVERY == 0:

@@ -6,16 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.checkpoint.journal import intact_records, retain_records
-from milescli.runtime.recording.sample_journal import Identity
+from milescli.checkpoint.run_dir import RunDir
+from milescli.platform.machine import read_machine
+from milescli.recipe.schema import Recipe
+from milescli.rollout.collect.journal import BatchRecord
+from milescli.runtime.recording.sample_journal import Identity, identity_of
 from milescli.runtime.saving import version_of
+from milescli.runtime.spec import RunSpec
+from tests.plans import PLAN
 from tests.runtime.recording.journal_rig import (
     STEPS,
     WRITTEN_S,
@@ -76,6 +84,75 @@ def test_a_killed_run_goes_on_as_the_run_that_it_was(
         before = Done(
             trained=before.trained | after.trained, weights=before.weights | after.weights
         )
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(0, 2**32).map(random.Random),
+    _ways,
+    st.integers(50, 110),
+    st.lists(st.tuples(st.integers(1, 40), st.sampled_from("AB")), min_size=2, max_size=5),
+)
+def test_a_run_of_changing_layouts_trains_on_what_its_own_weights_sampled(
+    tmp_path_factory: pytest.TempPathFactory,
+    rng: random.Random,
+    way: dict,
+    dies_at: int,
+    others: list[tuple[int, str]],
+) -> None:
+    rig = Rig(tmp_path_factory.mktemp("journal") / "journal", rng, {"max_filter_rounds": 99, **way})
+    rig.attempt(dies_at=dies_at, is_new=True)
+    for later, line in others:
+        if rng.random() < 0.5:
+            rig.saved = rig.saved[:1]  # the newer checkpoint is damaged
+        rig.identity = Identity(past="p", line=line)
+        _require_one_past(rig.attempt(dies_at=later), max_staleness=way["max_staleness"])
+    _require_one_past(rig.attempt(), max_staleness=way["max_staleness"])
+
+
+def _resume(
+    folder: Path, line: str, *, after: int, records: Mapping[int, int] = MappingProxyType({})
+) -> tuple[list[int], set[int]]:
+    """Continue from the checkpoint of step `after` under this line. Return the steps that the
+    journal has, and the positions of all its groups. Then record a step of one group, at position
+    step - 1, for each step of `records`, sampled by this version of the weights."""
+    identity = Identity(past="p", line=line)
+    rig = Rig(folder, random.Random(0), {"max_staleness": 1}, identity=identity)
+    journal = rig.journal()
+    journal.load(step=after, version=version_of(after), position=after)
+    steps = [step for step in range(after + 1, 20) if journal.batch(step, start=step - 1)]
+    held = set(rig.held())
+    for step, version in records.items():
+        journal.record_group(step - 1, rewarded([0.0, 1.0], version=version))
+        own: dict[str, list[int]] = {"draws": [1], "kept": [step - 1], "refused": []}
+        journal.record_batch(BatchRecord(step=step, start=step - 1, end=step, **own))
+    journal.close(WRITTEN_S)
+    return steps, held
+
+
+def test_after_two_resumes_groups_of_another_layout_are_not_those_of_reproduced_weights(
+    tmp_path: Path,
+) -> None:
+    assert _resume(tmp_path, "A", after=10, records={11: 11, 12: 12, 13: 13})[0] == []
+    assert _resume(tmp_path, "B", after=12, records={14: 14})[0] == [13]
+    # the checkpoint of step 12 is damaged
+    assert _resume(tmp_path, "B", after=10) == ([11], {10})
+
+
+def test_after_two_resumes_groups_of_the_same_layout_are_taken(tmp_path: Path) -> None:
+    _resume(tmp_path, "A", after=10, records={11: 11})
+    assert _resume(tmp_path, "B", after=10, records={12: 12, 13: 13})[0] == [11]
+    assert _resume(tmp_path, "B", after=11, records={14: 14})[0] == [12, 13]
+    assert _resume(tmp_path, "B", after=10)[0] == [11, 12, 13, 14]
+
+
+def test_groups_of_weights_that_another_layout_trained_are_not_taken_from_before_that(
+    tmp_path: Path,
+) -> None:
+    _resume(tmp_path, "B", after=10, records={11: 11, 12: 11})
+    assert _resume(tmp_path, "A", after=10, records={13: 12})[0] == [11, 12]
+    assert _resume(tmp_path, "B", after=12, records={14: 13})[0] == [13]
+    assert _resume(tmp_path, "B", after=10) == ([11, 12], {10, 11})
 
 
 @settings(max_examples=12, deadline=None)
@@ -159,6 +236,44 @@ def test_a_journal_of_another_past_is_set_aside(tmp_path: Path) -> None:
     position = rig.saved[-1].position
     done = rig.attempt()
     assert "another history" in (done.note or "") and done.seeds >= seeds_of(position)
+
+
+def _identity(tmp_path: Path, **sections: dict[str, object]) -> Identity:
+    spec = RunSpec(
+        run=RunDir(tmp_path),
+        recipe=Recipe.model_validate(sections),
+        plan=PLAN,
+        nodes=SimpleNamespace(machine=read_machine("1xH100")),  # type: ignore[arg-type]
+        inputs=SimpleNamespace(data_sha256="x"),  # type: ignore[arg-type]
+    )
+    return replace(identity_of(spec), started=0.0)
+
+
+def test_engines_whose_log_probs_are_not_those_of_the_trainer_sampled_another_past(
+    tmp_path: Path,
+) -> None:
+    before = _identity(tmp_path)
+    assert _identity(tmp_path, train={"on_policy": "exact"}).past != before.past
+    longer = _identity(tmp_path, train={"steps": 7})
+    assert (longer.past, longer.line != before.line) == (before.past, True)
+    assert _identity(tmp_path, checkpoint={"every": 7}) == before
+
+
+def test_a_journal_that_is_discarded_is_gone_with_the_parts_of_other_processes(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path / "journal", random.Random(0), {})
+    journal = rig.journal()
+    part = Rig(journal.part("collector-0"), random.Random(0), {}).journal()
+    for position, one in enumerate((journal, part)):
+        one.record_group(position, rewarded([0.0, 1.0]))
+        assert one.wait_written(WRITTEN_S)
+    assert len(list(rig.folder.rglob("*.journal"))) == 2
+    journal.discard()
+    journal.close(WRITTEN_S)
+    part.close(WRITTEN_S)
+    assert not list(rig.folder.rglob("*.journal")) and not rig.warned
+    assert rig.journal().load(step=0, version=version_of(0), position=0) is None
 
 
 def test_another_layout_takes_what_the_checkpoints_past_sampled_alone(tmp_path: Path) -> None:
