@@ -103,7 +103,7 @@ def test_what_a_role_that_is_not_trained_says_is_recorded_and_not_learned() -> N
     ("change", "why"),
     [
         ({"turn_roles": ["pro"]}, "roles of 1 turns, but there were 2"),
-        ({"role_rewards": {"pro": float("inf")}}, "the reward must be finite"),
+        ({"role_rewards": {"pro": float("inf")}}, "the reward of pro must be finite"),
     ],
 )
 def test_what_an_agent_says_wrong_of_roles_is_named(change: dict[str, Any], why: str) -> None:
