@@ -45,7 +45,7 @@ LAYOUT: dict[str, Any] = {"objective": "policy", "dp": 2, "max_tokens_per_microb
 class _Tokenizer:
     """Has what a process needs of one."""
 
-    decode = staticmethod(decode)
+    decode_response = staticmethod(decode)
 
 
 class _Process(CollectorProcess):
