@@ -15,6 +15,7 @@ from milescli.core.errors import RecipeError, nearest
 from milescli.recipe import layers
 from milescli.recipe.keys import keys, sections
 from milescli.recipe.reader import YamlNode, as_written, read
+from milescli.recipe.resolved import node_yaml
 from milescli.recipe.section import NonNegative, Positive, Rule, Section, refuse
 
 Kind = Literal["choice", "grid", "uniform", "loguniform", "randint"]
@@ -198,7 +199,7 @@ def _fixed(nodes: dict[str, YamlNode], *, source: str) -> tuple[str, ...]:
                 why=f"{source}:{first} sets it, {source}:{second} searches it",
                 fix=f"remove one of lines {first} and {second} of {source}",
             )
-    return tuple(f"{key}={node.text}" for key, node in fixed.items())
+    return tuple(f"{key}={node_yaml(node)}" for key, node in fixed.items())
 
 
 def _dimensions(nodes: dict[str, YamlNode], *, source: str) -> tuple[Dimension, ...]:
@@ -228,7 +229,7 @@ def _dimension(key: str, node: YamlNode, *, where: str) -> Dimension:
         )
     items = children[kind].value
     items = items if isinstance(items, list) else []
-    values = tuple(one.value if isinstance(one.value, str) else one.text for one in items)
+    values = tuple(map(node_yaml, items))
     ends = [float(one.value) for one in items if _is_number(one.value)]
     if not _is_valid(kind, values, ends):
         raise RecipeError(
