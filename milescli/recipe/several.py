@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from milescli.core.errors import RecipeError
 from milescli.recipe import layers
@@ -73,15 +74,23 @@ def to_options(where: str) -> list[list[str]]:
     return [["--adapter", option] for option in where.removeprefix(_OPTION).split(f" {_OPTION}")]
 
 
-def adapter_recipes(loaded: LoadedRecipe, *, steps: int | None = None) -> dict[str, LoadedRecipe]:
+def adapter_recipes(loaded: LoadedRecipe) -> dict[str, LoadedRecipe]:
     """Return the recipe of each adapter by its name, as if it were trained alone; empty without
-    `adapters`. `steps` replaces the steps of every adapter. Raises RecipeError."""
+    `adapters`. Raises RecipeError."""
     adapters = loaded.recipe.adapters
     if adapters:
         _check_all(loaded.recipe)
-    return {
-        name: _adapter_recipe(loaded, name, settings, steps) for name, settings in adapters.items()
-    }
+    return {name: _adapter_recipe(loaded, name, settings) for name, settings in adapters.items()}
+
+
+def with_common_steps(loaded: LoadedRecipe) -> LoadedRecipe:
+    """Return the recipe whose `train.steps` holds for every adapter: no adapter sets its own."""
+    adapters: dict[str, dict[str, Any]] = {}
+    for name, settings in loaded.recipe.adapters.items():
+        adapters[name] = own = dict(settings)
+        if isinstance(train := own.get("train"), Mapping):
+            own["train"] = {key: value for key, value in train.items() if key != "steps"}
+    return replace(loaded, recipe=loaded.recipe.model_copy(update={KEY: adapters}))
 
 
 def recipe_to_plan(
@@ -95,7 +104,7 @@ def recipe_to_plan(
 
 
 def _adapter_recipe(
-    loaded: LoadedRecipe, name: str, settings: Mapping[str, object], steps: int | None
+    loaded: LoadedRecipe, name: str, settings: Mapping[str, object]
 ) -> LoadedRecipe:
     where = f"{KEY}.{name}"
     own = layers.from_yaml(json.dumps(settings), source=where, layer=SettingsLayer.RECIPE)
@@ -103,8 +112,6 @@ def _adapter_recipe(
         _require_own(key, where=where, value=str(entry.value))
     table = table_of(loaded)
     del table[KEY]
-    if steps is not None:
-        own.pop("train.steps", None)
     made = build(layers.merge([table, with_algorithm(own)]), source=loaded.source)
     _check_one(made.recipe, base=loaded.recipe, where=where)
     return made
