@@ -34,7 +34,7 @@ run: {trackers: []}
 machine: {cpu_threads: 1, start_timeout_s: 240, step_timeout_s: 120}
 """
 OWN = {
-    "first": "run: {seed: 1}\n",
+    "first": 'run: {seed: 1}\nrollout: {stop: ["9"]}\n',
     "second": "run: {seed: 2}\ntrain: {steps: 6, kl_coef: 0.0, optimizer: {lr: 0.01}}\n"
     "rollout: {prompts_per_step: 2}\n",
 }

@@ -125,8 +125,7 @@ def evaluate_run(
     sets = sets_of(without_teachers(loaded.recipe), eval_options)
     recipe = without_speculation(reward_model_recipe(sets))
     reward_facts(recipe)
-    store = store_of(run.checkpoints, output=output)
-    checkpoints = select_checkpoints(store, steps)
+    checkpoints = select_checkpoints(store_of(run.checkpoints, output=output), steps)
     facts = planned_facts(recipe)
     nodes = find_nodes(loaded, output=output)
     plan = Plan.read(run.plan_file)
@@ -172,6 +171,7 @@ def evaluate_run(
             plan=plan,
             nodes=nodes,
             inputs=replace(inputs, model_dir=folder),
+            evaluated=[one.recipe for one in sets],
         )
         subject = EvaluatedModels(name=run.shown, first_step=step, others=models)
         return serve_and_evaluate(
