@@ -3,18 +3,15 @@ key, its value, and as a comment who set it."""
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
-
-import yaml
 
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.recipe import layers
 from milescli.recipe.layers import KeyValue, Origin, SettingsLayer
 from milescli.recipe.load import LoadedRecipe, build, value_at
 from milescli.recipe.reader import YamlNode, as_written, read
-from milescli.recipe.section import Section, plain
+from milescli.recipe.section import scalar_yaml
 
 _WORD = re.compile(r"[A-Za-z0-9_./@+-]+\Z")
 """A text that needs no quotes, unless it reads as a number, true or null."""
@@ -73,33 +70,6 @@ def _origin(comment: str) -> Origin | None:
 
 def _indent(name: str) -> str:
     return "  " * name.count(".")
-
-
-def scalar_yaml(value: object) -> str:
-    """Write a value on one line, as a recipe reads it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Section):
-        return scalar_yaml(plain(value))
-    if isinstance(value, dict):
-        return (
-            "{" + ", ".join(f"{scalar_yaml(k)}: {scalar_yaml(v)}" for k, v in value.items()) + "}"
-        )
-    if isinstance(value, list):
-        return f"[{', '.join(map(scalar_yaml, value))}]"
-    if isinstance(value, str):
-        style = {
-            "default_style": '"',
-            "default_flow_style": True,
-            "allow_unicode": True,
-            "width": float("inf"),
-        }
-        return yaml.safe_dump(value, **style).rstrip("\n")
-    if math.isfinite(value):
-        return repr(value)
-    return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
 
 
 def node_yaml(node: YamlNode) -> str:

@@ -17,6 +17,7 @@ from milescli.recipe.layers import KeyValue, Origin, SettingsLayer, Table
 from milescli.recipe.load import LoadedRecipe, build, table_of
 from milescli.recipe.reader import as_written, read
 from milescli.recipe.schema import Recipe
+from milescli.recipe.section import set_option
 
 KEY = "adapters"
 _OWN = ("data", "rollout", "train", "eval", "checkpoint", "warmup", "model.adapter", "run.seed")
@@ -26,7 +27,16 @@ _SHARED = {
     "rollout.on_update": "the engines serve all adapters",
     "train.lora": "all adapters share one set of matrices",
     "train.routing_replay": "the engines serve all adapters",
+    "rollout.precision": "the engines serve all adapters",
     "train.precision": "all adapters share one model",
+    "train.quantise_inputs": "all adapters share one model",
+    "train.exempt": "all adapters share one model",
+    "train.on_policy": "the ranks and the engines serve all adapters",
+    "train.recompute": "the ranks train all adapters",
+    "train.max_tokens_per_microbatch": "the ranks train all adapters",
+    "train.expert_imbalance": "the ranks train all adapters",
+    "eval.engines": "the engines serve all adapters",
+    "checkpoint.async_save": "the ranks write the checkpoints of all adapters",
 }
 """Exceptions from `_OWN`: keys that all adapters share, and why."""
 _OWN_OF_OPTIMIZER = ("lr", "min_lr", "warmup_steps", "schedule")
@@ -109,7 +119,7 @@ def _adapter_recipe(
     where = f"{KEY}.{name}"
     own = layers.from_yaml(json.dumps(settings), source=where, layer=SettingsLayer.RECIPE)
     for key, entry in own.items():
-        _require_own(key, where=where, value=str(entry.value))
+        _require_own(key, where=where, value=entry.value)
     table = table_of(loaded)
     del table[KEY]
     made = build(layers.merge([table, with_algorithm(own)]), source=loaded.source)
@@ -117,7 +127,7 @@ def _adapter_recipe(
     return made
 
 
-def _require_own(key: str, *, where: str, value: str) -> None:
+def _require_own(key: str, *, where: str, value: object) -> None:
     shared = next((why for part, why in _SHARED.items() if _is_of(key, part)), None)
     if shared is None and any(_is_of(key, part) for part in _OWN):
         return
@@ -125,7 +135,7 @@ def _require_own(key: str, *, where: str, value: str) -> None:
         f"`{key}` cannot be set for one adapter only",
         why=f"`{where}` sets it, but "
         f"{shared or 'all adapters of a run share the model and machine'}",
-        fix=f"--set {key}={value}   # for all adapters; and remove it from `{where}`",
+        fix=f"{set_option(key, value)}   # for all adapters; and remove it from `{where}`",
     )
 
 

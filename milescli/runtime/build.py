@@ -228,7 +228,8 @@ class Builder:
         self, *, serves_policy: bool = True, adapter: str | None = None
     ) -> dict[str, Any]:
         """Return the arguments of a client, except its engines."""
-        inputs, bound_s = self.spec.inputs, self.recipe.machine.request_timeout_s
+        inputs = self.spec.adapters.get(adapter or "", self.spec).inputs  # of its chat template
+        bound_s = self.recipe.machine.request_timeout_s
         facts = inputs.facts
         serves_adapter = serves_policy and start_folder(self.spec) is not None
         replay = self.recipe.train.routing_replay
