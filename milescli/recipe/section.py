@@ -1,6 +1,7 @@
 """Defines the base of every section: strict (unknown keys are refused) and frozen; the types of
-numbers that its keys take; how a value is written on one line; and rules, each a row with what a recipe may not combine, and the error
-that says so. Each section's module yields its own rules; `check` applies all of them in order."""
+numbers that its keys take; how a value is written on one line; and rules, each a row with what a
+recipe may not combine, and the error that says so. Each section's module yields its own rules;
+`check` applies all of them in order."""
 
 from __future__ import annotations
 

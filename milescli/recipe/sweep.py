@@ -168,6 +168,12 @@ def _mapping(nodes: dict[str, YamlNode], name: str, *, source: str) -> dict[str,
         )
     for key, child in node.value.items():
         where = f"{source}:{child.line}"
+        if name == "search" and key in sections():
+            raise RecipeError(
+                f"the section `{key}` cannot be searched",
+                why=f"{where}: a sweep searches single keys",
+                fix=f"write one of its keys, such as `{_first_key(key)}`, at {where}",
+            )
         if key not in keys() and not (name == "set" and key in sections()):
             raise layers.unknown_key(
                 key, where=where, fix=lambda guess, where=where: f"write `{guess}` at {where}"
@@ -186,6 +192,10 @@ def _mapping(nodes: dict[str, YamlNode], name: str, *, source: str) -> dict[str,
                 fix="write it below `set`   # equal in all trials",
             )
     return node.value
+
+
+def _first_key(section: str) -> str:
+    return next(key for key in keys() if key.startswith(f"{section}."))
 
 
 def _fixed(nodes: dict[str, YamlNode], *, source: str) -> tuple[str, ...]:

@@ -99,6 +99,7 @@ def test_a_grid_has_every_combination_and_other_searchers_a_default(tmp_path: Pa
         ("[1]\n", "is not a sweep", "printf"),
         ("recipe: quickstart\nsearch: 3\n", "is not a mapping", "mine.yaml:2"),
         ("recipe: a\nsearch: {train.lr: {choice: [1]}}\n", "`train.lr`", "train.optimizer.lr"),
+        ("recipe: a\nsearch: {train.lora: {choice: [null]}}\n", "section", "`train.lora.rank`"),
         ("recipe: a\nsearch: {run.name: {choice: [a]}}\n", "`run.name`", "names its trials"),
         ("recipe: a\nsearch: {rollout.reward: {choice: [a]}}\n", "`rollout.reward`", "measured"),
         (
