@@ -294,7 +294,8 @@ def serve_and_evaluate(
             await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
             bus = EventBus([warn_of_losses(output.warn)])
-            repairs = Repairs(bus=bus, restarts=Restarts(limits=spec.recipe.fault))
+            restarts = Restarts(limits=spec.recipe.fault, unit="response")
+            repairs = Repairs(bus=bus, restarts=restarts, step=lambda: engines.num_answers)
             again = partial(retry_start, repairs=repairs)
             probes.append(
                 StartWatch(
