@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from milescli.plan.engines_alone import plan_engines
 from milescli.platform.machine import read_machine
 from milescli.recipe.load import load
 from milescli.recipe.model import ScratchModel
-from milescli.runtime.build import check_engines
+from milescli.runtime.build import Builder, check_engines
+from milescli.runtime.recovery.engines import Engines
 from milescli.runtime.spec import RunSpec
 
 
@@ -46,3 +48,35 @@ def test_engines_have_a_tokenizer_if_anybody_sends_stop_strings(
     monkeypatch.setattr("milescli.runtime.build.check_servable", started.append)
     check_engines(spec)
     assert started[0].tokenizer_dir == (None if asked_by == "nobody" else folder)
+
+
+def test_responses_of_each_adapter_end_as_its_own_chat_template_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[int]] = []
+    monkeypatch.setattr(
+        "milescli.runtime.build.SglangFleet", lambda **settings: given.append(settings["stop_ids"])
+    )
+    monkeypatch.setattr(Builder, "engine_addresses", lambda *_: [])
+    recipe = load("quickstart", environ={}, cwd=tmp_path, home=tmp_path).recipe
+    facts = parse_facts(scratch.config_of(ScratchModel()))
+    ends = {"first": [7], "second": [9]}
+    of_each = {
+        name: RunSpec(
+            run=RunDir(tmp_path),
+            recipe=recipe,
+            plan=plan_engines(recipe, read_machine("cpu"), facts),
+            nodes=None,  # type: ignore[arg-type]
+            inputs=SimpleNamespace(facts=facts, own_stop_ids=ids),  # type: ignore[arg-type]
+        )
+        for name, ids in ends.items()
+    }
+    spec = replace(
+        of_each["first"],
+        recipe=recipe.model_copy(update={"adapters": {name: {} for name in ends}}),
+        adapters=of_each,
+    )
+    nothing: Any = None
+    builder = Builder(spec=spec, cluster=nothing, resources=nothing, log_dir=tmp_path)
+    builder.slot_fleets(Engines())
+    assert given == [[7], [9]]
