@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.errors import WorkerDied
 from milescli.models import parse_facts, scratch
 from milescli.plan.engines_alone import plan_engines
 from milescli.platform.machine import read_machine
@@ -50,7 +52,7 @@ def test_engines_have_a_tokenizer_if_anybody_sends_stop_strings(
     assert started[0].tokenizer_dir == (None if asked_by == "nobody" else folder)
 
 
-def test_responses_of_each_adapter_end_as_its_own_chat_template_says(
+def test_the_chat_template_of_each_adapter_is_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[list[int]] = []
@@ -65,9 +67,9 @@ def test_responses_of_each_adapter_end_as_its_own_chat_template_says(
         name: RunSpec(
             run=RunDir(tmp_path),
             recipe=recipe,
-            plan=plan_engines(recipe, read_machine("cpu"), facts),
+            plan=replace(plan_engines(recipe, read_machine("cpu"), facts), collectors=2),
             nodes=None,  # type: ignore[arg-type]
-            inputs=SimpleNamespace(facts=facts, own_stop_ids=ids),  # type: ignore[arg-type]
+            inputs=SimpleNamespace(facts=facts, own_stop_ids=ids, tokenizer=name),  # type: ignore[arg-type]
         )
         for name, ids in ends.items()
     }
@@ -76,7 +78,29 @@ def test_responses_of_each_adapter_end_as_its_own_chat_template_says(
         recipe=recipe.model_copy(update={"adapters": {name: {} for name in ends}}),
         adapters=of_each,
     )
+    spawned: list[Any] = []
+
+    async def spawn(*_: object, kwargs: dict[str, object], **__: object) -> None:
+        spawned.append(kwargs["tokenizer"])
+        raise WorkerDied("planted", why="it is enough", fix=[])
+
     nothing: Any = None
-    builder = Builder(spec=spec, cluster=nothing, resources=nothing, log_dir=tmp_path)
+    cluster: Any = SimpleNamespace(spawn=spawn)
+    served: Any = SimpleNamespace(version=0, is_paused=False)
+    builder = Builder(spec=spec, cluster=cluster, resources=nothing, log_dir=tmp_path)
     builder.slot_fleets(Engines())
-    assert given == [[7], [9]]
+    assert given == [[7], [9]], "the tokens that end a response"
+    with pytest.raises(WorkerDied):
+        asyncio.run(
+            builder.start_collector(
+                0,
+                [],
+                recipe=recipe,
+                adapter="second",
+                fleet=served,
+                policies={},
+                journal=None,
+                with_greedy=False,
+            )
+        )
+    assert spawned == ["second"]
