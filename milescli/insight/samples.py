@@ -89,11 +89,23 @@ def read_image(run: RunDir, sha256: str) -> bytes | None:
     return data if is_own else None
 
 
-def by_group(samples: Sequence[KeptSample]) -> dict[tuple[int, int], list[KeptSample]]:
-    """Group samples: (step, prompt index) -> its samples, in their order."""
-    groups = dict[tuple[int, int], list[KeptSample]]()
+def by_group(samples: Sequence[KeptSample]) -> list[list[KeptSample]]:
+    """Return the groups of samples, in their order. A prompt may occur twice in a step: its second
+    group begins where a number of the first repeats."""
+    groups, numbers = list[list[KeptSample]](), set[object]()
     for sample in samples:
-        groups.setdefault((sample.step, sample.prompt_index), []).append(sample)
+        last = groups[-1][-1] if groups else None
+        number = sample.record.get("sample_index")
+        is_same = last is not None and (last.step, last.prompt_index) == (
+            sample.step,
+            sample.prompt_index,
+        )
+        if not is_same or number in numbers:
+            groups.append([])
+            numbers.clear()
+        groups[-1].append(sample)
+        if number is not None:
+            numbers.add(number)
     return groups
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from milescli.recipe.data_files import FIELDS, check_names
-from milescli.recipe.section import Names, Positive, PositiveFloat, Rule, Section
+from milescli.recipe.section import Names, Positive, PositiveFloat, Rule, Section, set_option
 from milescli.recipe.train import PAIR_OBJECTIVES, ROW_OBJECTIVES
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
         f"{warmup.steps} warm-up steps have no examples to imitate",
         why="`warmup.steps` needs worked examples in `data.demonstrations`",
         fix=[
-            f"--set data.demonstrations={data.prompts or 'FILE.jsonl'}",
+            set_option("data.demonstrations", data.prompts or "FILE.jsonl"),
             "--set warmup.steps=0",
         ],
     )
@@ -189,7 +189,7 @@ def row_rules(recipe: Recipe) -> Iterator[Rule]:
         f"{'pairs' if objective in PAIR_OBJECTIVES else 'chats or texts'} in `data.train`, which "
         "is not set",
         fix=[
-            f"--set data.train={data.prompts or 'FILE.jsonl'} --set data.prompts=null",
+            f"{set_option('data.train', data.prompts or 'FILE.jsonl')} --set data.prompts=null",
             "--set train.objective=policy   # to learn from what engines sample",
         ],
     )
@@ -199,7 +199,7 @@ def row_rules(recipe: Recipe) -> Iterator[Rule]:
         why=f"this objective reinforces what engines sample, but `data.train` is {data.train}",
         fix=[
             "--set train.objective=supervised   # to imitate them",
-            f"--set data.prompts={data.train} --set data.train=null",
+            f"{set_option('data.prompts', data.train)} --set data.train=null",
         ],
     )
     if recipe.learns_from_rows:

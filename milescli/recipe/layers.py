@@ -5,6 +5,7 @@ Each layer becomes a table key -> KeyValue.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -206,7 +207,7 @@ def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
             raise RecipeError(
                 f"`--set {text}` is not a valid override",
                 why="an override has the form KEY=VALUE",
-                fix=f"--set {guess or 'train.steps'}={value or 'VALUE'}",
+                fix=_set_text(guess or "train.steps", value or "VALUE"),
             )
         _add_override(table, name.strip(), value.strip(), option=f"--set {text}")
     return with_new_names(table)
@@ -239,7 +240,7 @@ def merge(layers: Iterable[Table]) -> Table:
 def _add_override(table: Table, name: str, text: str, *, option: str) -> None:
     origin = Origin(layer=SettingsLayer.SET, where=option)
     if name not in readable_keys() and name not in sections():
-        raise unknown_key(name, where=f"`{option}`", fix=lambda guess: f"--set {guess}={text}")
+        raise unknown_key(name, where=f"`{option}`", fix=lambda guess: _set_text(guess, text))
     changes: Table = {}
     if name in sections():
         node = reader.read(text, source=f"`{option}`") if text not in NULL_TEXTS else _null()
@@ -258,6 +259,11 @@ def _add_override(table: Table, name: str, text: str, *, option: str) -> None:
     for key, entry in changes.items():
         _refuse_conflict(table, key, entry)
         table[key] = entry
+
+
+def _set_text(name: str, text: str) -> str:
+    """Return the option that sets the key to this text, as a shell reads it."""
+    return f"--set {shlex.quote(f'{name}={text}')}"
 
 
 def _refuse_conflict(table: Table, name: str, entry: KeyValue) -> None:
@@ -296,7 +302,7 @@ def _parse_value(text: str, key: RecipeKey, *, source: str) -> YamlNode:
         raise RecipeError(
             f"the value in {source} cannot be parsed",
             why=f"`{text}` is not valid YAML ({error.why}); `{key.name}` expects {key.wants}",
-            fix=f"--set '{key.name}={example(key)}'",
+            fix=_set_text(key.name, example(key)),
         ) from None
     if isinstance(node.value, dict) and not text.strip():
         return _null()

@@ -7,6 +7,7 @@ Never uses the machine's devices.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -154,12 +155,13 @@ def override(
     typed = layers.from_command_line(sets, flags or {})
     for name, entry in typed.items():
         if not any(name == part or name.startswith(f"{part}.") for part in only):
+            option, _, value = entry.origin.where.partition(" ")
             raise RecipeError(
                 f"`{name}` cannot change during a run",
                 why=f"changing `{entry.origin.where}` would make the rest of the run a different "
                 f"experiment; only {', '.join(only)} may change",
-                fix=f"miles launch --recipe {loaded.source} --name NEW {entry.origin.where}   "
-                "# a new run",
+                fix=f"miles launch --recipe {loaded.source} --name NEW {option} "
+                f"{shlex.quote(value)}   # a new run",
             )
     table = table_of(loaded)
     if loaded.origins["machine.address"].where in ("", layers.RAY_VARIABLE):

@@ -3,16 +3,18 @@ key, its value, and as a comment who set it."""
 
 from __future__ import annotations
 
-import math
+import re
 from pathlib import Path
-
-import yaml
 
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.recipe import layers
 from milescli.recipe.layers import KeyValue, Origin, SettingsLayer
 from milescli.recipe.load import LoadedRecipe, build, value_at
-from milescli.recipe.section import Section, plain
+from milescli.recipe.reader import YamlNode, as_written, read
+from milescli.recipe.section import scalar_yaml
+
+_WORD = re.compile(r"[A-Za-z0-9_./@+-]+\Z")
+"""A text that needs no quotes, unless it reads as a number, true or null."""
 
 _HEADER = (
     "# The whole recipe of this run, with the origin of each value. It loads again: "
@@ -70,28 +72,19 @@ def _indent(name: str) -> str:
     return "  " * name.count(".")
 
 
-def scalar_yaml(value: object) -> str:
-    """Write a value on one line, as a recipe reads it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Section):
-        return scalar_yaml(plain(value))
-    if isinstance(value, dict):
-        return (
-            "{" + ", ".join(f"{scalar_yaml(k)}: {scalar_yaml(v)}" for k, v in value.items()) + "}"
-        )
-    if isinstance(value, list):
-        return f"[{', '.join(map(scalar_yaml, value))}]"
-    if isinstance(value, str):
-        style = {
-            "default_style": '"',
-            "default_flow_style": True,
-            "allow_unicode": True,
-            "width": float("inf"),
-        }
-        return yaml.safe_dump(value, **style).rstrip("\n")
-    if math.isfinite(value):
-        return repr(value)
-    return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+def node_yaml(node: YamlNode) -> str:
+    """Write a node on one line, as `--set` and a recipe read it: the same value for any key,
+    including line breaks and backslashes."""
+    if isinstance(node.value, dict):
+        items = (f"{scalar_yaml(key)}: {_inner(child)}" for key, child in node.value.items())
+        return "{" + ", ".join(items) + "}"
+    if isinstance(node.value, list):
+        return f"[{', '.join(map(_inner, node.value))}]"
+    if not isinstance(node.value, str):
+        return node.text  # `1e-6` stays as written, since a text key keeps the spelling
+    is_word = _WORD.match(node.value) and as_written(read(node.value, source="")) == node.value
+    return node.value if is_word else scalar_yaml(node.value)
+
+
+def _inner(node: YamlNode) -> str:
+    return node_yaml(node) or "null"

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from milescli.recipe.requests import EXAMPLE_URL, Requests, check_url
-from milescli.recipe.section import NonNegativeFloat, Positive, PositiveFloat, Rule, Section
+from milescli.recipe.section import (
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Rule,
+    Section,
+    set_option,
+)
 
 if TYPE_CHECKING:
-    from milescli.recipe.schema import Recipe
+    from milescli.recipe.schema import Recipe, Rollout
 
 
 class FormatSettings(Section):
@@ -136,6 +143,15 @@ class RemoteSettings(Requests):
     """Send all responses to a prompt in one request: {prompt, responses, label}."""
 
 
+def _room_for_length(rollout: Rollout) -> str:
+    """Return the options with which the penalty of `length` can rise."""
+    limit, longest = rollout.length.limit_tokens, rollout.max_response_tokens
+    target = max(1, min(limit or longest, longest) // 2)
+    bounds = {"length.limit_tokens": limit, "max_response_tokens": longest}
+    raised = [set_option(f"rollout.{key}", 2) for key, bound in bounds.items() if bound == 1]
+    return " ".join([set_option("rollout.length.target_tokens", target), *raised])
+
+
 def rules(recipe: Recipe) -> Iterator[Rule]:
     """Yield the rules for the rewards' weights, and for the settings of those that the recipe
     names."""
@@ -158,7 +174,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
         f"the length penalty cannot start at {target} tokens",
         why=f"the full penalty applies from {limit} tokens on, and a response has at most "
         f"{longest} (`rollout.max_response_tokens`), so the penalty cannot rise",
-        fix=f"--set rollout.length.target_tokens={max(1, min(limit, longest) // 2)}",
+        fix=_room_for_length(rollout),
     )
     if "judge" in recipe.reward_names:
         yield from _url_rules(rollout.judge.url, "rollout.judge", reward="judge")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from milescli.core.errors import RecipeError
 from milescli.recipe import layers
@@ -16,6 +17,7 @@ from milescli.recipe.layers import KeyValue, Origin, SettingsLayer, Table
 from milescli.recipe.load import LoadedRecipe, build, table_of
 from milescli.recipe.reader import as_written, read
 from milescli.recipe.schema import Recipe
+from milescli.recipe.section import set_option
 
 KEY = "adapters"
 _OWN = ("data", "rollout", "train", "eval", "checkpoint", "warmup", "model.adapter", "run.seed")
@@ -25,7 +27,16 @@ _SHARED = {
     "rollout.on_update": "the engines serve all adapters",
     "train.lora": "all adapters share one set of matrices",
     "train.routing_replay": "the engines serve all adapters",
+    "rollout.precision": "the engines serve all adapters",
     "train.precision": "all adapters share one model",
+    "train.quantise_inputs": "all adapters share one model",
+    "train.exempt": "all adapters share one model",
+    "train.on_policy": "the ranks and the engines serve all adapters",
+    "train.recompute": "the ranks train all adapters",
+    "train.max_tokens_per_microbatch": "the ranks train all adapters",
+    "train.expert_imbalance": "the ranks train all adapters",
+    "eval.engines": "the engines serve all adapters",
+    "checkpoint.async_save": "the ranks write the checkpoints of all adapters",
 }
 """Exceptions from `_OWN`: keys that all adapters share, and why."""
 _OWN_OF_OPTIMIZER = ("lr", "min_lr", "warmup_steps", "schedule")
@@ -73,15 +84,23 @@ def to_options(where: str) -> list[list[str]]:
     return [["--adapter", option] for option in where.removeprefix(_OPTION).split(f" {_OPTION}")]
 
 
-def adapter_recipes(loaded: LoadedRecipe, *, steps: int | None = None) -> dict[str, LoadedRecipe]:
+def adapter_recipes(loaded: LoadedRecipe) -> dict[str, LoadedRecipe]:
     """Return the recipe of each adapter by its name, as if it were trained alone; empty without
-    `adapters`. `steps` replaces the steps of every adapter. Raises RecipeError."""
+    `adapters`. Raises RecipeError."""
     adapters = loaded.recipe.adapters
     if adapters:
         _check_all(loaded.recipe)
-    return {
-        name: _adapter_recipe(loaded, name, settings, steps) for name, settings in adapters.items()
-    }
+    return {name: _adapter_recipe(loaded, name, settings) for name, settings in adapters.items()}
+
+
+def with_common_steps(loaded: LoadedRecipe) -> LoadedRecipe:
+    """Return the recipe whose `train.steps` holds for every adapter: no adapter sets its own."""
+    adapters: dict[str, dict[str, Any]] = {}
+    for name, settings in loaded.recipe.adapters.items():
+        adapters[name] = own = dict(settings)
+        if isinstance(train := own.get("train"), Mapping):
+            own["train"] = {key: value for key, value in train.items() if key != "steps"}
+    return replace(loaded, recipe=loaded.recipe.model_copy(update={KEY: adapters}))
 
 
 def recipe_to_plan(
@@ -95,22 +114,20 @@ def recipe_to_plan(
 
 
 def _adapter_recipe(
-    loaded: LoadedRecipe, name: str, settings: Mapping[str, object], steps: int | None
+    loaded: LoadedRecipe, name: str, settings: Mapping[str, object]
 ) -> LoadedRecipe:
     where = f"{KEY}.{name}"
     own = layers.from_yaml(json.dumps(settings), source=where, layer=SettingsLayer.RECIPE)
     for key, entry in own.items():
-        _require_own(key, where=where, value=str(entry.value))
+        _require_own(key, where=where, value=entry.value)
     table = table_of(loaded)
     del table[KEY]
-    if steps is not None:
-        own.pop("train.steps", None)
     made = build(layers.merge([table, with_algorithm(own)]), source=loaded.source)
     _check_one(made.recipe, base=loaded.recipe, where=where)
     return made
 
 
-def _require_own(key: str, *, where: str, value: str) -> None:
+def _require_own(key: str, *, where: str, value: object) -> None:
     shared = next((why for part, why in _SHARED.items() if _is_of(key, part)), None)
     if shared is None and any(_is_of(key, part) for part in _OWN):
         return
@@ -118,7 +135,7 @@ def _require_own(key: str, *, where: str, value: str) -> None:
         f"`{key}` cannot be set for one adapter only",
         why=f"`{where}` sets it, but "
         f"{shared or 'all adapters of a run share the model and machine'}",
-        fix=f"--set {key}={value}   # for all adapters; and remove it from `{where}`",
+        fix=f"{set_option(key, value)}   # for all adapters; and remove it from `{where}`",
     )
 
 

@@ -15,6 +15,7 @@ from milescli.core.errors import RecipeError, nearest
 from milescli.recipe import layers
 from milescli.recipe.keys import keys, sections
 from milescli.recipe.reader import YamlNode, as_written, read
+from milescli.recipe.resolved import node_yaml
 from milescli.recipe.section import NonNegative, Positive, Rule, Section, refuse
 
 Kind = Literal["choice", "grid", "uniform", "loguniform", "randint"]
@@ -167,6 +168,12 @@ def _mapping(nodes: dict[str, YamlNode], name: str, *, source: str) -> dict[str,
         )
     for key, child in node.value.items():
         where = f"{source}:{child.line}"
+        if name == "search" and key in sections():
+            raise RecipeError(
+                f"the section `{key}` cannot be searched",
+                why=f"{where}: a sweep searches single keys",
+                fix=f"write one of its keys, such as `{_first_key(key)}`, at {where}",
+            )
         if key not in keys() and not (name == "set" and key in sections()):
             raise layers.unknown_key(
                 key, where=where, fix=lambda guess, where=where: f"write `{guess}` at {where}"
@@ -187,6 +194,10 @@ def _mapping(nodes: dict[str, YamlNode], name: str, *, source: str) -> dict[str,
     return node.value
 
 
+def _first_key(section: str) -> str:
+    return next(key for key in keys() if key.startswith(f"{section}."))
+
+
 def _fixed(nodes: dict[str, YamlNode], *, source: str) -> tuple[str, ...]:
     fixed = _mapping(nodes, "set", source=source)
     searched = _mapping(nodes, "search", source=source)
@@ -198,7 +209,7 @@ def _fixed(nodes: dict[str, YamlNode], *, source: str) -> tuple[str, ...]:
                 why=f"{source}:{first} sets it, {source}:{second} searches it",
                 fix=f"remove one of lines {first} and {second} of {source}",
             )
-    return tuple(f"{key}={node.text}" for key, node in fixed.items())
+    return tuple(f"{key}={node_yaml(node)}" for key, node in fixed.items())
 
 
 def _dimensions(nodes: dict[str, YamlNode], *, source: str) -> tuple[Dimension, ...]:
@@ -228,7 +239,7 @@ def _dimension(key: str, node: YamlNode, *, where: str) -> Dimension:
         )
     items = children[kind].value
     items = items if isinstance(items, list) else []
-    values = tuple(one.value if isinstance(one.value, str) else one.text for one in items)
+    values = tuple(map(node_yaml, items))
     ends = [float(one.value) for one in items if _is_number(one.value)]
     if not _is_valid(kind, values, ends):
         raise RecipeError(

@@ -562,7 +562,7 @@ def _interval_rule(broken: bool, key: str, low: float, high: float) -> Rule:
         broken,
         f"nothing lies between `{key}` {low:g} and `{upper}` {high:g}",
         why="the lower bound must be below the upper one",
-        fix=f"--set {key}={min(low, high):g} --set {upper}={max(low, high):g}",
+        fix=f"--set {key}={min(low, high):g} --set {upper}={max(low, high, low + (low == high)):g}",
     )
 
 

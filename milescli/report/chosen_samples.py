@@ -61,7 +61,7 @@ def choose_steps(run: RunDir) -> list[ShownStep]:
 
 
 def _of_step(step: int, samples: Sequence[KeptSample]) -> ShownStep | None:
-    groups = list(by_group(samples).values())
+    groups = by_group(samples)
     if not groups:
         return None
     group = max(groups, key=_spread)

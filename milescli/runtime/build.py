@@ -36,6 +36,7 @@ from milescli.runtime.collecting.process import JournalPart
 from milescli.runtime.collecting.share import collector_name, part_of, share_of
 from milescli.runtime.engine_folder import engine_folder
 from milescli.runtime.inputs.auxiliary_models import weights_place
+from milescli.runtime.inputs.run_inputs import RunInputs
 from milescli.runtime.planning import engine_spec
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.engines import EngineActors, Engines
@@ -224,11 +225,17 @@ class Builder:
             **self._client_arguments(serves_policy=serves_policy, adapter=adapter),
         )
 
+    def _inputs_of(self, adapter: str | None) -> RunInputs:
+        """Return the inputs of one of several adapters, which may have a chat template of its own;
+        None: the run's."""
+        return self.spec.adapters.get(adapter or "", self.spec).inputs
+
     def _client_arguments(
         self, *, serves_policy: bool = True, adapter: str | None = None
     ) -> dict[str, Any]:
         """Return the arguments of a client, except its engines."""
-        inputs, bound_s = self.spec.inputs, self.recipe.machine.request_timeout_s
+        inputs = self._inputs_of(adapter)
+        bound_s = self.recipe.machine.request_timeout_s
         facts = inputs.facts
         serves_adapter = serves_policy and start_folder(self.spec) is not None
         replay = self.recipe.train.routing_replay
@@ -280,7 +287,7 @@ class Builder:
                 "share": share_of(place, nodes=nodes, all_nodes=all_nodes, count=count),
                 "origin": Origin.here(),
                 "cluster": self.cluster,
-                "tokenizer": self.spec.inputs.tokenizer,
+                "tokenizer": self._inputs_of(adapter).tokenizer,
                 "vocab_size": self.spec.inputs.facts.vocab_size,
                 "fleet": {
                     "engines": list(engines),
@@ -433,6 +440,7 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
         model_dir=(None if plays_role else engine_folder(spec))
         or spec.inputs.model_dir_of(index, num_engines=spec.plan.engines.num),
         log_dir=log_dir,
+        has_stop=any(recipe.rollout.stop for recipe in spec.sampled_by),
         draft_dir=spec.inputs.draft_dir,
         adapter_dir=None if plays_role else start_folder(spec),
     )

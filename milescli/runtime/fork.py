@@ -112,8 +112,10 @@ def fork(
     store = store_of(trunk.checkpoints, output=output)
     start = store.find(step)
     shared = [start]
-    if loaded.recipe.keeps_reference or loaded.recipe.caches_reference:
+    if _needs_reference(loaded):
         reference = loaded.recipe.reference_step(start.step)
+        if not _needs_reference(recorded) and reference not in {start.step, *store.steps()}:
+            raise _no_reference(trunk, reference, sets=sets, flags=flags.values())
         shared += [store.find(reference)] if reference != start.step else []
     run = create(base=trunk.path.parent, recipe_name=f"{trunk.name}-fork", name=name)
     loaded = _named(loaded, run.name)
@@ -122,6 +124,24 @@ def fork(
     except BaseException:
         shutil.rmtree(run.path)
         raise
+
+
+def _needs_reference(loaded: LoadedRecipe) -> bool:
+    return loaded.recipe.keeps_reference or loaded.recipe.caches_reference
+
+
+def _no_reference(
+    trunk: RunDir, step: int, *, sets: Iterable[str], flags: Iterable[str]
+) -> RecipeError:
+    """Return the error for a fork that compares with weights that its trunk no longer has."""
+    recipe = shlex.quote(str(trunk.recipe_file))
+    changes = " ".join([*flags, *(f"--set {shlex.quote(text)}" for text in sets)])
+    return RecipeError(
+        f"the fork needs a reference, which `{trunk.name}` does not have",
+        why=f"the reference is the policy of step {step}; a run without one deletes that "
+        "checkpoint when it has newer ones",
+        fix=f"miles launch --recipe {recipe} --name NEW {changes}   # a new run from the start",
+    )
 
 
 def _require_same_tensors(recorded: LoadedRecipe, loaded: LoadedRecipe) -> None:

@@ -5,6 +5,7 @@ called from another folder."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -127,6 +128,10 @@ _NO_FILES = {"chat_template": (AUTO, RAW, CHATML), "packages": ("own",)}
 """Values that name no file, even if there is one of that name."""
 
 
+_MCP_COMMAND = re.compile(r"\.mcp\..+\.command\Z")
+"""Keys of programs, some of whose words may name local files."""
+
+
 def with_absolute_paths(loaded: LoadedRecipe) -> LoadedRecipe:
     """Return the same recipe with absolute paths. Values that do not name an existing local file (a
     task, a name on the hub, a missing file) stay as they are."""
@@ -143,7 +148,8 @@ def _anchored(value, *, key: str):
     if key.endswith(".alerts") and isinstance(value, list):
         return anchored_alerts(value)
     if isinstance(value, list):
-        new = [_anchored(one, key=key) for one in value]
+        is_command = _MCP_COMMAND.search(key)
+        new = [_absolute_word(one) if is_command else _anchored(one, key=key) for one in value]
         return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
     if isinstance(value, dict) and (
         key.startswith(f".{ADAPTERS}") or any(isinstance(one, Section) for one in value.values())
@@ -155,6 +161,13 @@ def _anchored(value, *, key: str):
     if not isinstance(value, str) or not names_file or value in _NO_FILES.get(last, ()):
         return value
     return _absolute(value, key=last)
+
+
+def _absolute_word(word: str) -> str:
+    """Return a word of a command with an absolute path if it names a local file; a bare name, such
+    as `python`, is found on PATH."""
+    may_be_file = ("/" in word or "." in word) and not os.path.isabs(word)
+    return os.path.abspath(word) if may_be_file and os.path.isfile(word) else word
 
 
 def _absolute(text: str, *, key: str) -> str:

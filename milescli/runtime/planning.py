@@ -194,19 +194,21 @@ def engine_spec(
     port: int,
     model_dir: Path,
     log_dir: Path,
+    has_stop: bool = False,
     draft_dir: Path | None = None,
     adapter_dir: Path | None = None,
 ) -> EngineSpec:
     """Return the part of the spec that is equal on all nodes of engine `index`; `build` adds its
-    location. `draft_dir`: the draft model's, if it exists; `adapter_dir`: the initial adapter's, if
-    the policy is one."""
+    location. `has_stop`: requests may contain stop strings, for which an engine needs a tokenizer;
+    `draft_dir`: the draft model's, if it exists; `adapter_dir`: the initial adapter's, if the
+    policy is one."""
     layout, kept = plan.engines, recipe.engines.prefix_cache
     if kept is None and recipe.rollout.agent != "single_turn":
         kept = True
     return EngineSpec(
         name=f"engine {index}",
         model_dir=model_dir,
-        tokenizer_dir=model_dir if recipe.rollout.stop else None,
+        tokenizer_dir=model_dir if has_stop else None,
         device_kind=plan.device_kind,
         precision=plan.precision,
         tp=layout.tp,

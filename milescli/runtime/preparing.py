@@ -43,10 +43,9 @@ class Recipes:
     """True if the user's rewards were called on the first row."""
 
     @classmethod
-    def of(cls, loaded: LoadedRecipe, *, steps: int | None = None) -> Recipes:
-        """Return the recipes of a run. `steps`: overrides the steps of all adapters. Raises
-        RecipeError."""
-        return cls(loaded=loaded, each=adapter_recipes(loaded, steps=steps))
+    def of(cls, loaded: LoadedRecipe) -> Recipes:
+        """Return the recipes of a run. Raises RecipeError."""
+        return cls(loaded=loaded, each=adapter_recipes(loaded))
 
     def without(self, names: Collection[str]) -> Recipes:
         """Return the recipes except those of these adapters."""

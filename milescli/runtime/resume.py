@@ -24,6 +24,7 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Recipe
+from milescli.recipe.several import with_common_steps
 from milescli.runtime.inputs.auxiliary_models import require_weight_store
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.inputs.plugins import check_plugins_quickly
@@ -64,6 +65,8 @@ def resume(
     loaded = override(
         recorded, sets=sets, flags=flags, only=run_records.MAY_CHANGE, environ=environ
     )
+    if steps is not None:
+        loaded = with_common_steps(loaded)
     with (
         locked_without_orphans(run, output=output),
         recording_stop(run, num_steps=loaded.recipe.train.steps),
@@ -71,7 +74,7 @@ def resume(
         report_to_parent(run=run.path)
         for line in run_records.edited_keys(run, recorded, may_change=run_records.MAY_CHANGE):
             output.warn(f"recipe.yaml was edited: {line}")
-        full, recipes = loaded, Recipes.of(loaded, steps=steps)
+        full, recipes = loaded, Recipes.of(loaded)
         with adapter_runs(run, recipes) as runs, ExitStack() as stack:
             pasts, are_done = _start_checkpoints(run, runs, recipes, output=output)
             require_tracking(loaded.recipe.run)
@@ -80,7 +83,7 @@ def resume(
             for doubt in require_alerts(loaded.recipe.run):
                 output.warn(doubt)
             loaded, nodes = remaining_nodes(loaded, output=output)
-            recipes = Recipes.of(loaded, steps=steps).without(are_done)
+            recipes = Recipes.of(loaded).without(are_done)
             facts = planned_facts(loaded.recipe)
             for one in recipes.learned:
                 check_plugins_quickly(one.recipe)

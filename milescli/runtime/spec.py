@@ -3,7 +3,7 @@ and its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from milescli.checkpoint.run_dir import RunDir
@@ -34,6 +34,14 @@ class RunSpec:
     adapters: Mapping[str, RunSpec] = field(default_factory=dict)
     """Adapters of a run with several: each is a run of its own, within this one's directory. The
     run itself then learns nothing, and has neither prompts nor checkpoints."""
+    evaluated: Sequence[Recipe] = ()
+    """Recipes of the sets of an evaluation, which the same engines sample one after the other."""
+
+    @property
+    def sampled_by(self) -> list[Recipe]:
+        """Return every recipe by which the engines sample: the run's own, those of its adapters,
+        and those of evaluated sets."""
+        return [self.recipe, *(one.recipe for one in self.adapters.values()), *self.evaluated]
 
     @property
     def checkpoint(self) -> StoredCheckpoint | None:

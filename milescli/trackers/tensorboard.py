@@ -26,14 +26,13 @@ class TensorBoard(Tracker):
 
         self._folder = run.folder / FOLDER
         _require_space(self._folder)
-        goes_on = run.first_step > 0
         self._writer: Any = SummaryWriter(
             str(self._folder),
             flush_secs=10,
-            # steps that the checkpoint did not have are done again
-            purge_step=run.first_step + 1 if goes_on else None,
+            # steps that the checkpoint did not have are done again; without one, step 0 is, too
+            purge_step=run.first_step + (run.first_step > 0),
         )
-        if not goes_on:
+        if not run.first_step:
             lines = (f"    {key}: {json.dumps(value)}" for key, value in run.recipe.items())
             self._writer.add_text("recipe", "\n".join(lines), 0)
 

@@ -52,7 +52,7 @@ def samples(request: RunRequest) -> Json:
         found = read_samples(request.run, step)
     groups = [
         {
-            "prompt_index": index,
+            "prompt_index": group[0].prompt_index,
             "prompt": group[0].prompt,
             "images": images_in(group[0].record),
             "label": group[0].record.get("label"),
@@ -61,7 +61,7 @@ def samples(request: RunRequest) -> Json:
                 for one in group
             ],
         }
-        for (_, index), group in by_group(found).items()
+        for group in by_group(found)
     ]
     return {"step": step, "groups": groups}
 

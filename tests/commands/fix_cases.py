@@ -28,6 +28,14 @@ COMMANDS = {
     "launch -r ./owm.yaml --dry-run": "own.yaml",
     f"{QUICK} --set train.stps=3": "train.stps",
     f"{QUICK} --set =3": "is not a valid override",
+    f"{QUICK} --set 'rollout.stpo=[a, b]'": "rollout.stpo",
+    f"{QUICK} --set 'data.prompts=[sums.jsonl, chats.jsonl]' --set data.demonstrations=null": (
+        "no examples to imitate"
+    ),
+    f"{QUICK} --set train.covariance.low=5 --set train.covariance.high=5": "nothing lies between",
+    f"{QUICK} --set rollout.reward=length --set rollout.max_response_tokens=1": (
+        "the length penalty cannot start"
+    ),
     f"{QUICK} --set train.steps=many": "train.steps",
     f"{QUICK} --set train.steps=0": "train.steps",
     f"{QUICK} --set train.algorithm=gsppo": "gsppo",

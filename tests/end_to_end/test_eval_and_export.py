@@ -51,6 +51,25 @@ def test_eval_of_all_steps_on_two_sets_starts_engines_once(workplace: Workplace,
     assert tokens(run / "eval" / "few" / "step_3.jsonl") == sampled[3], "not the weights of step 3"
 
 
+def test_stop_strings_of_the_run_end_answers_beside_a_benchmark_that_has_none(
+    workplace: Workplace, whole
+) -> None:
+    run = workplace.copy_run("whole", "stopping")
+    recipe = (run / "recipe.yaml").read_text()
+    assert "  stop: []" in recipe
+    (run / "recipe.yaml").write_text(recipe.replace("  stop: []", '  stop: ["1"]'))
+    question = {"question": "1 + 1?", "answer": "It is 2. #### 2"}
+    (workplace.folder / "gsm8k.jsonl").write_text(json.dumps(question))
+    rows = (run / "data" / "sums-heldout.jsonl").read_text().splitlines()[:6]
+    (workplace.folder / "mine.jsonl").write_text("\n".join(rows))
+    data = ["--data", "gsm8k=gsm8k.jsonl", "--data", "mine.jsonl"]
+    done = workplace.miles("eval", "stopping", *data, "--set", "eval.max_response_tokens=16")
+    assert done.code == 0, done
+    samples = (run / "eval" / "mine" / "step_6.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["response"] for line in samples]
+    assert not any("1" in text[:-1] for text in texts)
+
+
 def test_an_exported_model_is_asked_without_its_run_and_compared_with_it(
     workplace: Workplace, exported: Path
 ) -> None:

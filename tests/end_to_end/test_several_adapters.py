@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.models import scratch
 from milescli.recipe.model import ScratchModel
+from milescli.recipe.resolved import load_resolved
+from milescli.recipe.several import adapter_recipes
 from tests.chaos.oracle import OF_ENGINES
 from tests.end_to_end.runs import Workplace, actor_of, learned, saved, step_done
 
@@ -32,7 +34,7 @@ run: {trackers: []}
 machine: {cpu_threads: 1, start_timeout_s: 240, step_timeout_s: 120}
 """
 OWN = {
-    "first": "run: {seed: 1}\n",
+    "first": 'run: {seed: 1}\nrollout: {stop: ["9"]}\n',
     "second": "run: {seed: 2}\ntrain: {steps: 6, kl_coef: 0.0, optimizer: {lr: 0.01}}\n"
     "rollout: {prompts_per_step: 2}\n",
 }
@@ -154,6 +156,9 @@ def test_a_run_that_was_stopped_goes_on_with_each(several: Workplace) -> None:
     os.kill(process.pid, signal.SIGINT)
     stopped = several.finish(process)
     assert stopped.code == 75 and "miles resume runs/both" in stopped.err, stopped
+    recorded = load_resolved(several.folder / "runs/both/recipe.yaml")
+    steps = [one.recipe.train.steps for one in adapter_recipes(recorded).values()]
+    assert steps == [9, 9], "the next `miles resume runs/both` trains each to the end"
     finished = several.miles("resume", f"runs/{second}", "--steps", "9")
     assert finished.code == 0, finished
     assert [event["step"] for event in several.steps(second)] == list(range(1, 10))

@@ -9,9 +9,9 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.samples import by_group, read_last, read_samples, sample_steps
 
 
-def line(prompt_index: int, response: str) -> str:
+def line(prompt_index: int, response: str, **more: int) -> str:
     told = {"prompt": "p", "response": response, "reward": 1.0, "stop_reason": "stop"}
-    return json.dumps({**told, "prompt_index": prompt_index}) + "\n"
+    return json.dumps({**told, "prompt_index": prompt_index, **more}) + "\n"
 
 
 def test_the_newest_steps_are_read_with_their_groups_together(tmp_path: Path) -> None:
@@ -22,11 +22,16 @@ def test_the_newest_steps_are_read_with_their_groups_together(tmp_path: Path) ->
         (run.rollouts_dir / f"step_{step}.jsonl").write_text(text)
     assert sample_steps(run) == [1, 2, 9, 10]
     groups = by_group(read_last(run, num_steps=2))
-    texts = {place: [one.response for one in group] for place, group in groups.items()}
-    assert texts == {
-        (9, 0): ["a9"],
-        (9, 3): ["b9", "c9"],
-        (10, 0): ["a10"],
-        (10, 3): ["b10", "c10"],
-    }
+    texts = [[one.response for one in group] for group in groups]
+    assert texts == [["a9"], ["b9", "c9"], ["a10"], ["b10", "c10"]]
     assert read_samples(run, 7) == []
+
+
+def test_two_groups_of_one_prompt_in_a_step_stay_two(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.rollouts_dir.mkdir()
+    places = ((0, 0), (0, 1), (0, 0), (0, 1), (4, 0), (0, 0), (0, 2))
+    text = "".join(line(prompt, f"{prompt} {one}", sample_index=one) for prompt, one in places)
+    (run.rollouts_dir / "step_1.jsonl").write_text(text)
+    texts = [[one.response for one in group] for group in by_group(read_samples(run, 1))]
+    assert texts == [["0 0", "0 1"], ["0 0", "0 1"], ["4 0"], ["0 0", "0 2"]]

@@ -10,7 +10,13 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, load
 from milescli.recipe.resolved import load_resolved, resolved_yaml
-from milescli.recipe.several import adapter_recipes, from_options, recipe_to_plan, to_options
+from milescli.recipe.several import (
+    adapter_recipes,
+    from_options,
+    recipe_to_plan,
+    to_options,
+    with_common_steps,
+)
 
 BASE = """\
 model: {path: somewhere}
@@ -93,12 +99,14 @@ def test_room_is_planned_for_all(tmp_path: Path) -> None:
     assert recipe.rollout.prompts_per_step == 12, "8 x 8 and 8 x 4 samples, by eights"
 
 
-def test_steps_of_all_beat_those_of_each(tmp_path: Path) -> None:
-    loaded = _loaded(tmp_path, sets=("train.steps=20",))
-    steps = {
-        name: one.recipe.train.steps for name, one in adapter_recipes(loaded, steps=20).items()
-    }
-    assert steps == {"sums": 20, "words": 20}
+def test_steps_of_all_beat_those_of_each_also_in_the_run_s_record(tmp_path: Path) -> None:
+    loaded = with_common_steps(_loaded(tmp_path, sets=("train.steps=20",)))
+    (tmp_path / "recipe.yaml").write_text(resolved_yaml(loaded))
+    again = load_resolved(tmp_path / "recipe.yaml")
+    for one in (loaded, again):
+        each = {name: own.recipe.train for name, own in adapter_recipes(one).items()}
+        assert {name: train.steps for name, train in each.items()} == {"sums": 20, "words": 20}
+        assert each["words"].algorithm == "gspo", "it keeps everything else"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +124,15 @@ def test_steps_of_all_beat_those_of_each(tmp_path: Path) -> None:
             "data.train",
         ),
         ("{run: {dir: elsewhere}}", "run.dir"),
+        ("{rollout: {precision: bf16}}", "rollout.precision"),
+        ("{train: {quantise_inputs: true}}", "train.quantise_inputs"),
+        ("{train: {exempt: [lm_head]}}", "train.exempt"),
+        ("{train: {on_policy: exact}}", "train.on_policy"),
+        ("{train: {recompute: full}}", "train.recompute"),
+        ("{train: {max_tokens_per_microbatch: 64}}", "train.max_tokens_per_microbatch"),
+        ("{train: {expert_imbalance: 2.0}}", "train.expert_imbalance"),
+        ("{eval: {engines: own}}", "eval.engines"),
+        ("{checkpoint: {async_save: false}}", "checkpoint.async_save"),
         ("{trian: {steps: 2}}", "trian"),
     ],
 )

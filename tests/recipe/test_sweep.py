@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError
+from milescli.recipe.layers import from_command_line
 from milescli.recipe.sweep import DEFAULT_TRIALS, Sweep, read_sweep
 
 SEARCH = "search: {train.optimizer.lr: {loguniform: [1e-5, 1e-2]}}\n"
@@ -44,6 +45,39 @@ def test_a_file_means_what_it_says(tmp_path: Path) -> None:
     assert (samples.kind, samples.low, samples.high) == ("randint", 2, 9)
 
 
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("rollout.stop", r'["\n"]', ["\n"]),
+        ("rollout.stop", r'["\nUser:", "a, b"]', ["\nUser:", "a, b"]),
+        ("rollout.stop", "\n        - a, b\n        - c", ["a, b", "c"]),
+        ("rollout.judge.parse", r"'score: (\d+)'", r"score: (\d+)"),
+        ("data.system_prompt", "|-\n        Think.\n        Answer.", "Think.\nAnswer."),
+        ("data.system_prompt", """'Say "yes" or \\n.'""", 'Say "yes" or \\n.'),
+        ("data.system_prompt", '"null"', "null"),
+        ("data.system_prompt", "1.10", "1.10"),
+        ("data.system_prompt", "null", None),
+    ],
+)
+def test_a_trial_gets_each_text_as_the_file_has_it(
+    tmp_path: Path, key: str, written: str, value: object
+) -> None:
+    fixed = sweep_of(tmp_path, f"recipe: a\nset:\n    {key}: {written}\n{SEARCH}").fixed
+    assert from_command_line(fixed, {})[key].value == value
+
+
+@pytest.mark.parametrize(
+    ("written", "value"), [(r'"a\nb"', "a\nb"), (r"'\d'", r"\d"), ("gspo", "gspo"), ("'1'", "1")]
+)
+def test_a_choice_of_texts_is_read_as_the_file_has_it(
+    tmp_path: Path, written: str, value: str
+) -> None:
+    search = f"search: {{data.system_prompt: {{choice: [{written}]}}}}\n"
+    (dimension,) = sweep_of(tmp_path, f"recipe: a\n{search}").dimensions
+    words = [f"{dimension.key}={text}" for text in dimension.values]
+    assert from_command_line(words, {})[dimension.key].value == value
+
+
 def test_a_grid_has_every_combination_and_other_searchers_a_default(tmp_path: Path) -> None:
     grid = "search: {train.optimizer.lr: {grid: [1e-4, 1e-3]}, run.seed: {choice: [1, 2, 3]}}\n"
     assert sweep_of(tmp_path, f"recipe: quickstart\nsearcher: grid\n{grid}").num_trials == 6
@@ -65,6 +99,7 @@ def test_a_grid_has_every_combination_and_other_searchers_a_default(tmp_path: Pa
         ("[1]\n", "is not a sweep", "printf"),
         ("recipe: quickstart\nsearch: 3\n", "is not a mapping", "mine.yaml:2"),
         ("recipe: a\nsearch: {train.lr: {choice: [1]}}\n", "`train.lr`", "train.optimizer.lr"),
+        ("recipe: a\nsearch: {train.lora: {choice: [null]}}\n", "section", "`train.lora.rank`"),
         ("recipe: a\nsearch: {run.name: {choice: [a]}}\n", "`run.name`", "names its trials"),
         ("recipe: a\nsearch: {rollout.reward: {choice: [a]}}\n", "`rollout.reward`", "measured"),
         (

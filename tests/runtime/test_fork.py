@@ -141,6 +141,21 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(
     assert [path.name for path in trunk.path.parent.iterdir()] == ["trunk"]
 
 
+def test_a_reference_that_the_trunk_did_not_keep_is_refused_with_a_new_run(
+    trunk: RunDir, tmp_path: Path
+) -> None:
+    """Any other checkpoint of the trunk would lack it, too."""
+    change = "train.kl_coef=0.1"
+    with pytest.raises(RecipeError, match="needs a reference") as caught:
+        forked(trunk, "train.kl_coef=0", change)
+    (fix,) = caught.value.fixes
+    recipe = f"miles launch --recipe {trunk.recipe_file} --name NEW --set train.kl_coef=0 "
+    assert fix.startswith(f"{recipe}--set {change} ")
+    assert [path.name for path in trunk.path.parent.iterdir()] == ["trunk"]
+    add_checkpoint(trunk, 0, tensors=tmp_path / "tensors")
+    assert (forked(trunk, change).run.checkpoints / "step_0").is_dir()
+
+
 def test_a_damaged_checkpoint_is_refused_with_the_file_that_is(trunk: RunDir) -> None:
     (trunk.checkpoints / "step_6" / "__0_0.distcp").write_bytes(b"1" * 1000)
     with pytest.raises(CheckpointError, match="modified after it was written") as caught:

@@ -210,6 +210,20 @@ def test_files_of_templates_drafts_tasks_and_roles_are_made_absolute(
     assert with_absolute_paths(loaded) is loaded
 
 
+def test_scripts_of_mcp_servers_are_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("server.py", "python", "run"):
+        (tmp_path / name).write_text("")
+    sets = ["rollout.agent=tools", "rollout.mcp={a: {command: [python, server.py, --x, no.py]}}"]
+    loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    anchored = with_absolute_paths(loaded)
+    wanted = ["python", str(tmp_path / "server.py"), "--x", "no.py"]
+    assert anchored.recipe.rollout.mcp["a"].command == wanted
+    assert with_absolute_paths(anchored) is anchored
+
+
 def test_paths_in_lists_are_made_absolute_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

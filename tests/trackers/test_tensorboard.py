@@ -29,6 +29,12 @@ def test_it_shows_every_scalar_and_the_recipe(tmp_path: Path) -> None:
     assert b"train.steps: 4" in recipe.tensor_proto.string_val[0]
 
 
+def test_a_run_that_begins_again_before_its_first_checkpoint_has_one_curve(tmp_path: Path) -> None:
+    for _ in range(2):
+        tell(TensorBoard(run=run_in(tmp_path)), events(0, 1, 2), outcome="failed")
+    assert [one.step for one in read(tmp_path).Scalars("train/loss")] == [0, 1, 2]
+
+
 def test_steps_that_are_done_again_take_the_place_of_the_first(tmp_path: Path) -> None:
     tell(TensorBoard(run=run_in(tmp_path)), events(1, 2, 3), outcome="failed")
     tell(TensorBoard(run=run_in(tmp_path, first_step=2)), events(3, 4))

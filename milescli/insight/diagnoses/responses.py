@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from milescli.insight import series
 from milescli.insight.case import Case, Finding, Level, number
-from milescli.insight.samples import KeptSample, by_group
+from milescli.insight.samples import KeptSample
 
 LENGTH, TRUNCATED = "rollout/response_tokens_mean", "rollout/truncated_fraction"
 GROWN = 1.8
@@ -123,8 +123,8 @@ def repetition(case: Case) -> Finding | None:
 def one_phrase(case: Case) -> Finding | None:
     """Detect a phrase that has spread to most responses to different prompts, a sign of reward
     hacking."""
-    groups = by_group(case.samples)
-    if len(groups) < PROMPTS or not case.first_samples:
+    prompts = {(sample.step, sample.prompt_index) for sample in case.samples}
+    if len(prompts) < PROMPTS or not case.first_samples:
         return None
     first_step = min(sample.step for sample in case.first_samples)
     if all(sample.step == first_step for sample in case.samples):
@@ -145,7 +145,7 @@ def one_phrase(case: Case) -> Finding | None:
         Level.HINT if is_better else Level.WARNING,
         "One phrase is in most responses",
         evidence=f"`{phrase[:120]}` appears in {share:.0%} of the newest stored samples of "
-        f"{len(groups)} groups; at step {first_step} it appeared in "
+        f"{len(prompts)} groups; at step {first_step} it appeared in "
         f"{before[phrase] / len(case.first_samples):.0%}",
         advice=(
             "check whether the reward pays for it: read the samples with the highest rewards",

@@ -49,7 +49,8 @@ _REFUSED = {
     "tpo": "learns from three responses of a prompt, for which miles has none",
     "ppo": "is PPO with a reward model: start from a recipe with `train.algorithm: ppo`",
 }
-"""Part of a trainer's name -> why no recipe can be made for it."""
+"""Word or words of a trainer's name -> why no recipe can be made for it."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 _KINDS = ("rloo", "grpo", "gspo", "sft", "dpo", "mpo", "kto", "orpo", "cpo", "reward", "_rm")
 _PAIRS = ("dpo", "mpo", "kto", "orpo", "cpo")
 _GROUP_LOSSES: dict[str, RowResult] = {
@@ -78,13 +79,21 @@ _LOSSES = {
 def kind(found: ForeignConfig) -> str:
     """Return the training method, one of the names above; GRPO by default."""
     trainer = found.value("trainer") or next(iter(_TRL_COMMAND.findall(found.text)), found.program)
-    program = re.sub(r"config$|trainer$|\.py$", "", str(trainer).lower().rpartition("/")[2])
-    bare = program.replace("_", "")
-    named = next((one for one in _REFUSED if one in bare), None)
+    name = str(trainer).rpartition("/")[2]
+    program = re.sub(r"config$|trainer$|\.py$", "", name.lower())
+    named = next((one for one in _REFUSED if one in _words(name)), None)
     if named or program or _SAMPLES & set(found.settings):
         return named or next((one for one in _KINDS if one in program), "grpo")
     of_place = (one for place in found.places for one in _KINDS if one in place.lower().split("_"))
     return next(of_place, "grpo")  # recipes/NAME/sft/config.yaml
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a name in lower case, alone and joined with their neighbours: online, dpo
+    and onlinedpo of `OnlineDPOTrainer` or `online_dpo.py`."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    ends = range(len(words) + 1)
+    return {"".join(words[start:end]) for end in ends for start in range(end)}
 
 
 def fits(found: ForeignConfig) -> str:

@@ -20,7 +20,7 @@ from milescli.recipe.imports.reading import ForeignConfig, Setting, read_files, 
 from milescli.recipe.imports.tables import NOTE, READ, WARNS, Framework, Row, RowResult, load_table
 from milescli.recipe.keys import keys
 from milescli.recipe.load import build
-from milescli.recipe.resolved import scalar_yaml
+from milescli.recipe.section import scalar_yaml
 
 LAYOUT = ("parallel.", "machine.", "engines.", "train.max_tokens_per_microbatch", "train.recompute")
 LAYOUT += ("train.optimizer.offload",)

@@ -125,8 +125,7 @@ def evaluate_run(
     sets = sets_of(without_teachers(loaded.recipe), eval_options)
     recipe = without_speculation(reward_model_recipe(sets))
     reward_facts(recipe)
-    store = store_of(run.checkpoints, output=output)
-    checkpoints = select_checkpoints(store, steps)
+    checkpoints = select_checkpoints(store_of(run.checkpoints, output=output), steps)
     facts = planned_facts(recipe)
     nodes = find_nodes(loaded, output=output)
     plan = Plan.read(run.plan_file)
@@ -172,6 +171,7 @@ def evaluate_run(
             plan=plan,
             nodes=nodes,
             inputs=replace(inputs, model_dir=folder),
+            evaluated=[one.recipe for one in sets],
         )
         subject = EvaluatedModels(name=run.shown, first_step=step, others=models)
         return serve_and_evaluate(
@@ -294,7 +294,8 @@ def serve_and_evaluate(
             await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
             bus = EventBus([warn_of_losses(output.warn)])
-            repairs = Repairs(bus=bus, restarts=Restarts(limits=spec.recipe.fault))
+            restarts = Restarts(limits=spec.recipe.fault, unit="response")
+            repairs = Repairs(bus=bus, restarts=restarts, step=lambda: engines.num_answers)
             again = partial(retry_start, repairs=repairs)
             probes.append(
                 StartWatch(

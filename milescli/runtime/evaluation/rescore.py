@@ -92,7 +92,7 @@ def compare_rewards(
     run = open_run(path)
     loaded = load_resolved(run.recipe_file)
     samples = [one for step in sample_steps(run)[-(last or 0) :] for one in read_samples(run, step)]
-    grouped = [(step, members) for (step, _), members in by_group(samples).items()]
+    grouped = [(members[0].step, members) for members in by_group(samples)]
     if not grouped:
         raise CheckpointError(
             f"run `{run.name}` kept no samples",

@@ -18,7 +18,7 @@ from milescli.core.files import read_json
 from milescli.core.types import Group, Prompt
 from milescli.data.tokenizer import encodable
 from milescli.recipe.schema import Recipe, Rollout
-from milescli.recipe.section import Section
+from milescli.recipe.section import Section, set_option
 from milescli.rollout.evaluation.scores import Answer, DomainScore, is_right
 from milescli.rollout.evaluation.statistics import (
     Difference,
@@ -340,7 +340,7 @@ def require_same_prompts(other: SetResult, name: str, data_sha256: str, settings
         raise DataError(
             f"`{other.model}` was scored with another reward on `{name}`",
             why=f"`{REWARD}` was {theirs} and is {mine}",
-            fix=f"--set {REWARD}={theirs}",
+            fix=set_option(REWARD, theirs),
         )
 
 

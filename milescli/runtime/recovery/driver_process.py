@@ -57,6 +57,12 @@ PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Pause before the driver restarts; it doubles each time, up to the longest."""
 
 
+def pause_s(restart: int) -> float:
+    """Return the seconds to wait before a restart; `restart` counts from 1."""
+    doublings = min(restart - 1, 10)  # a larger power would be no float one day
+    return min(PAUSE_S * 2**doublings, LONGEST_PAUSE_S)
+
+
 @dataclass(slots=True, kw_only=True)
 class Parent:
     """Runs the drivers of one run, one after the other."""
@@ -110,13 +116,13 @@ class Parent:
             raise type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
         if not was_reported:
             self.output.error(error)
-        pause_s = min(PAUSE_S * 2 ** (restarts.total - 1), LONGEST_PAUSE_S)
+        seconds = pause_s(restarts.total)
         self.output.warn(
-            f"{run.name} restarts from its newest checkpoint in {pause_s:.0f} s: attempt "
+            f"{run.name} restarts from its newest checkpoint in {seconds:.0f} s: attempt "
             f"{run.next_attempt}, restart {restarts.total} of at most "
             f"{self._limits.max_restarts} within {self._limits.window_s:g} s"
         )
-        _pause(pause_s, run)
+        _pause(seconds, run)
 
     def _report_stopped(self, driver: int) -> None:
         self.output.warn(

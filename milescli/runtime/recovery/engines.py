@@ -130,6 +130,13 @@ class Engines:
         order."""
         return [self.actors[index].specs[0] for index in sorted(self.actors)]
 
+    @property
+    def num_answers(self) -> int:
+        """Return the number of responses that the policy's engines, and those of roles, have
+        completed."""
+        fleets = filter(None, (self.fleet, *self.policies.values()))
+        return sum(fleet.num_answers for fleet in fleets)
+
     async def probe(self) -> None:
         """Check the engines and the reward model. Raises WorkerDied if one is dead and is not
         replaced."""

@@ -337,16 +337,17 @@ class Clients:
         return SampleResult(sequences=sequences, prompt_logprobs=of_prompt)
 
     async def end_silent_sessions(self, note: Callable[[str], None]) -> None:
-        """End sessions without a heartbeat, with their adapters and samplers."""
+        """End sessions without a heartbeat, with their adapters and samplers, and with those that
+        were still being made when their session ended."""
         past = time.monotonic() - SILENT_S
         silent = {n for n, each in self.sessions.items() if each.last_heartbeat < past}
         for number in silent:
             note(f"a session of {self.sessions.pop(number).tenant} has ended without a heartbeat")
-        for model in [each for each in self._models.values() if each.session in silent]:
+        for model in [one for one in self._models.values() if one.session not in self.sessions]:
             with suppress(ValueError, WorkerDied):
                 await self.unload(model)
         await self._drop_samplers(
-            [number for number, each in self._sampling.items() if each.session in silent]
+            [n for n, each in self._sampling.items() if each.session not in self.sessions]
         )
 
     async def _drop_samplers(self, numbers: Sequence[str]) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.imports.reading import read_files
+from milescli.recipe.imports import trl
+from milescli.recipe.imports.reading import ForeignConfig, read_files
 from milescli.recipe.imports.write import import_files
 from milescli.recipe.load import load, value_at
 from tests.recipe.imports.meanings import MEANINGS
@@ -39,6 +40,26 @@ def test_a_trainer_that_miles_has_not_is_refused(
     with pytest.raises(RecipeError) as caught:
         import_files([tmp_path / name])
     assert said in str(caught.value.why)
+
+
+@pytest.mark.parametrize(
+    ("program", "wanted"),
+    [
+        ("gpt_oss_dpo.py", "dpo"),
+        ("marigold_sft.py", "sft"),
+        ("scripts/DPOTrainer", "dpo"),
+        ("examples/online_dpo.py", "onlinedpo"),
+        ("online_dpo_vlm.py", "onlinedpo"),
+        ("OnlineDPOConfig", "onlinedpo"),
+        ("NashMDTrainer", "nashmd"),
+        ("MiniLLMConfig", "minillm"),
+        ("SelfDistillationConfig", "distillation"),
+        ("gold.py", "gold"),
+    ],
+)
+def test_a_trainer_is_known_by_whole_words_of_its_name(program: str, wanted: str) -> None:
+    """`gpt_oss_dpo` contains the letters of SDPO, which is another trainer."""
+    assert trl.kind(ForeignConfig(program=program)) == wanted
 
 
 def test_a_trainer_is_known_by_the_folder_or_the_command_line(tmp_path: Path) -> None:

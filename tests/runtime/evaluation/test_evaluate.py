@@ -4,7 +4,9 @@ helps engines that ran out of memory."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,24 +14,29 @@ from typing import cast
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.errors import FitError
+from milescli.console.output import Output
+from milescli.core.errors import FitError, WorkerDied
 from milescli.core.types import Prompt
 from milescli.models import parse_facts, scratch
 from milescli.models.scratch import make_model
 from milescli.plan.engines_alone import plan_engines
 from milescli.platform.machine import read_machine
 from milescli.recipe.agents import EnvironmentSettings
-from milescli.recipe.machine import MachineSettings
+from milescli.recipe.machine import Fault, MachineSettings
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Outcome
 from milescli.runtime.evaluation.evaluate import (
+    EvaluatedModels,
     WatchedEpisode,
+    serve_and_evaluate,
     sized_for,
     smaller_engines,
     within_positions,
 )
 from milescli.runtime.evaluation.sets import EvalOptions, sets_of_model
+from milescli.runtime.prestart import Prestarted
+from milescli.runtime.recovery.engines import Engines
 from milescli.runtime.spec import RunSpec
 from tests.agents.scripted import Engine, session_of
 
@@ -103,3 +110,47 @@ def test_lengths_that_were_set_are_kept_or_refused_with_fixes_that_work(tmp_path
         _answers(tmp_path, *sets)
     for fix in refused.value.fixes:
         _answers(tmp_path, *sets, *(text.strip() for text in fix.split("--set ")[1:]))
+
+
+def test_engines_may_die_again_after_they_have_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server lives for weeks: three deaths end it only if nothing was answered in between."""
+    refusals = list[str | None]()
+    fleet = SimpleNamespace(num_answers=0)
+
+    async def nothing(**_: object) -> None:
+        pass
+
+    async def start_engines(engines: Engines, *, retry_start: partial[object]) -> object:
+        engines.fleet = fleet  # type: ignore[assignment]
+        repairs = retry_start.keywords["repairs"]
+        for answers in (0, 5, 6, 7, 7, 7):
+            fleet.num_answers = answers
+            died = WorkerDied("engine 0 died", why="planted", fix=[])
+            refusals.append(repairs.begin("engine 0", died))
+        return fleet
+
+    async def use(*_: object, **__: object) -> list[object]:
+        return []
+
+    fleet.close = nothing
+    session = SimpleNamespace(
+        ray=SimpleNamespace(check=nothing),
+        cluster=SimpleNamespace(check_nodes=nothing),
+        resources=SimpleNamespace(take=nothing, release=nothing, token=""),
+        builder=SimpleNamespace(start_engines=start_engines),
+        cause_grace_s=0.0,
+    )
+    monkeypatch.setattr(
+        "milescli.runtime.session.open_session", lambda *_, **__: nullcontext(session)
+    )
+    for name in ("keep_frozen", "keep_scorer"):
+        monkeypatch.setattr(f"milescli.runtime.recovery.engine_keepers.{name}", lambda *_, **__: 0)
+    recipe = Recipe(fault=Fault(max_restarts=100))
+    spec = RunSpec(run=RunDir(tmp_path), recipe=recipe, plan=None, nodes=None, inputs=None)  # type: ignore[arg-type]
+    subject = EvaluatedModels(name="runs/sums-1")
+    prestarted = cast(Prestarted, None)
+    serve_and_evaluate(spec, [], subject, prestarted, output=Output(), use_engines=use)
+    assert refusals[:5] == [None] * 5
+    assert refusals[5] == "it died 3 times at response 8"

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from milescli.runtime.recovery.driver_process import pause_s
 from tests.end_to_end.runs import ROOT
 from tests.waiting import assert_gone
 
@@ -217,6 +218,11 @@ def test_restarts_are_bounded(run: Path) -> None:
     said = _drive(run, "killed", 9)
     assert said.code == 1 and "fault.max_restarts is 2" in said.lines[-1]["why"]
     assert len(list(run.glob("logs/*"))) == 3
+
+
+def test_pauses_double_up_to_the_longest_however_many_restarts_there_were() -> None:
+    pauses = [pause_s(restart) for restart in (1, 2, 3, 7, 8, 5000)]
+    assert pauses == [5.0, 10.0, 20.0, 300.0, 300.0, 300.0]
 
 
 def test_an_error_of_the_users_making_is_not_tried_again(run: Path) -> None:

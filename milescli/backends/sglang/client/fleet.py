@@ -124,6 +124,8 @@ class SglangFleet:
         self._in_flight = 0
         self._on_update = "drain" if shares_engines else on_update
         self._num_aborts = self._num_scored = 0
+        self.num_answers = 0
+        """Number of responses that were completed."""
         self._num_discarded = 0
         """Tokens that were given up since the last pause."""
 
@@ -183,6 +185,7 @@ class SglangFleet:
         except asyncio.CancelledError:
             self._num_discarded += len(response.token_ids)
             raise
+        self.num_answers += 1
         return response.completion(reason, routing_shape=self._routing_shape)
 
     async def _request_rest(self, response: PartialResponse, deadline: float) -> StopReason | None:

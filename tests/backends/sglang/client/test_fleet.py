@@ -102,6 +102,7 @@ def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not
             *(fleet.generate(request(index, seed=3 + index)) for index in range(40))
         )
         other = await fleet.generate(request(0, seed=4))
+        assert fleet.num_answers == 42
         return alone, crowd[0], other
 
     alone, in_crowd, other = service.run(use)
