@@ -22,6 +22,13 @@ PREFIX = "step_"
 _STEP = re.compile(rf"^{PREFIX}(\d+)$")
 ReadProgress = Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
 """(step, bytes to read) -> context with a function that receives how many more bytes were read."""
+Needs = Callable[[int], set[int]]
+"""Step -> steps of the checkpoints without which a run cannot continue from it (its reference)."""
+
+
+def needs_nothing(step: int) -> set[int]:
+    """Return no steps: a run needs only the checkpoint that it continues from."""
+    return set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +53,12 @@ class CheckpointStore:
         folder: Path,
         *,
         keep: int = 2,
-        protect: set[int] | None = None,
+        needs: Needs = needs_nothing,
         watch: ReadProgress = lambda step, size_bytes: nullcontext(lambda num_bytes: None),
     ) -> None:
-        """Keep the `keep` newest checkpoints, and always the steps in `protect`, which do not
-        count. `watch` reports the progress of reading a checkpoint."""
-        self.folder, self.keep, self.protect = folder, keep, protect or set()
+        """Keep the `keep` newest checkpoints, and those that they and the newest need, which do
+        not count. `watch` reports the progress of reading a checkpoint."""
+        self.folder, self.keep, self.needs = folder, keep, needs
         self.being_copied: frozenset[int] = frozenset()
         """Steps that somebody reads: they are removed after a later save."""
         self._watch = watch
@@ -98,7 +105,7 @@ class CheckpointStore:
             self.incomplete_steps(),
             newest=newest,
             keep=self.keep,
-            protect=self.protect,
+            needs=self.needs,
         )
         for step in doomed:
             if step not in self.being_copied:
@@ -267,13 +274,16 @@ class CheckpointStore:
 
 
 def steps_to_remove(
-    complete: list[int], torn: list[int], *, newest: int, keep: int, protect: set[int]
+    complete: list[int], torn: list[int], *, newest: int, keep: int, needs: Needs
 ) -> list[int]:
-    """Return the steps to remove when `newest` is complete: complete ones beyond the `keep` newest,
-    and incomplete ones before it. Steps after `newest` belong to an abandoned continuation of the
-    run, and do not count as kept."""
-    ours = [step for step in sorted(complete) if step not in protect and step <= newest]
-    return ours[:-keep] + [step for step in torn if step < newest and step not in protect]
+    """Return the steps to remove when `newest` is complete: complete ones beyond the `keep` newest
+    that no kept step needs, and incomplete ones before it. Steps after `newest` belong to an
+    abandoned continuation of the run, and do not count as kept."""
+    needed = needs(newest)
+    ours = [step for step in sorted(complete) if step not in needed and step <= newest]
+    needed = needed.union(*map(needs, ours[-keep:]))
+    before = ours[:-keep] + [step for step in torn if step < newest]
+    return [step for step in before if step not in needed]
 
 
 def save_failed(folder: Path, why: str | OSError) -> CheckpointError:

@@ -60,11 +60,21 @@ def test_an_empty_store_has_no_latest(tmp_path: Path) -> None:
         CheckpointStore(tmp_path).find(None)
 
 
-def test_the_newest_are_kept_and_the_protected_stay(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=2, protect={0})
+def test_the_newest_are_kept_and_the_initial_weights_stay(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2, needs=lambda step: {0})
     for step in range(5):
         _save(store, step)
     assert store.steps() == [0, 3, 4]
+
+
+def test_the_reference_of_each_kept_checkpoint_is_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2, needs=lambda step: {0, step // 8 * 8})
+    for step in (0, 8, 10, 12, 14, 16):
+        _save(store, step)
+    assert store.steps() == [0, 8, 12, 14, 16]
+    for step in (18, 20):
+        _save(store, step)
+    assert store.steps() == [0, 16, 18, 20]
 
 
 def test_torn_folders_older_than_a_complete_one_go(tmp_path: Path) -> None:
