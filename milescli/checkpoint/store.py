@@ -20,6 +20,7 @@ from milescli.core.files import read_json
 
 PREFIX = "step_"
 _STEP = re.compile(rf"^{PREFIX}(\d+)$")
+_ASIDE = re.compile(rf"^\.{PREFIX}(\d+)\.replaced$")
 ReadProgress = Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
 """(step, bytes to read) -> context with a function that receives how many more bytes were read."""
 Needs = Callable[[int], set[int]]
@@ -68,16 +69,44 @@ class CheckpointStore:
         return self.folder / f"{PREFIX}{step}"
 
     def begin(self, step: int) -> Path:
-        """Create an empty folder for tensors, replacing any that exists, complete or not."""
+        """Create an empty folder for tensors, replacing any that exists. A complete checkpoint of
+        this step is set aside until the new one is complete."""
+        path, aside = self.path(step), self._aside(step)
+        if step in self.steps():
+            _remove_folder(aside)
+            path.rename(aside)
         self._remove(step)
-        path = self.path(step)
         path.mkdir(parents=True)
         return path
 
     def discard(self, step: int) -> None:
-        """Remove the files of a failed save. A complete checkpoint stays."""
+        """Remove the files of a failed save. A complete checkpoint stays, and one that the save was
+        to replace is put back."""
         if step in self.incomplete_steps():
             self._remove(step)
+        self._settle_aside(step)
+
+    def put_back(self) -> None:
+        """Put back the checkpoints that saves were to replace, if these saves were cut short. Only
+        the process that writes may call this, before its first save."""
+        if self.folder.is_dir():
+            for path in list(self.folder.iterdir()):
+                if match := _ASIDE.match(path.name):
+                    self._settle_aside(int(match[1]))
+
+    def _settle_aside(self, step: int) -> None:
+        """Remove the checkpoint that was set aside if the new one is complete; otherwise put it
+        back."""
+        aside = self._aside(step)
+        if (aside / MANIFEST_NAME).is_file() and step not in self.steps():
+            self._remove(step)
+            aside.rename(self.path(step))
+        else:
+            _remove_folder(aside)
+
+    def _aside(self, step: int) -> Path:
+        """Return the folder of a complete checkpoint while another one of its step is written."""
+        return self.folder / f".{PREFIX}{step}.replaced"
 
     def complete(
         self, step: int, manifest: CheckpointManifest, *, sha256: Mapping[str, str] | None = None
@@ -96,6 +125,7 @@ class CheckpointStore:
         sync_tree(path)
         manifest = replace(manifest, files=files, sha256=known, size_bytes=sum(files.values()))
         manifest = write_manifest(path, manifest)
+        self._settle_aside(step)
         self._remove_old(step)
         return StoredCheckpoint(path=path, manifest=manifest)
 
@@ -267,10 +297,15 @@ class CheckpointStore:
                 "directory",
                 fix=f"rm {path}",
             )
-        if path.is_dir():
-            # without its manifest, a folder that is removed by half is seen to be torn
-            (path / MANIFEST_NAME).unlink(missing_ok=True)
-            shutil.rmtree(path)
+        _remove_folder(path)
+
+
+def _remove_folder(path: Path) -> None:
+    """Remove the folder of a checkpoint, if it exists."""
+    if path.is_dir():
+        # without its manifest, a folder that is removed by half is seen to be torn
+        (path / MANIFEST_NAME).unlink(missing_ok=True)
+        shutil.rmtree(path)
 
 
 def steps_to_remove(

@@ -245,6 +245,28 @@ def test_beginning_a_step_again_starts_empty(tmp_path: Path) -> None:
     assert store.steps() == []
 
 
+def test_a_save_that_fails_leaves_the_checkpoint_that_it_was_to_replace(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    _save(store, 0)
+    (store.begin(0) / "half").write_bytes(b"x")
+    store.discard(0)
+    assert store.steps() == [0] and store.find(0).manifest.files == {"data/tensors.bin": 10}
+    _save(store, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_0"]
+
+
+def test_a_save_that_is_killed_leaves_the_checkpoint_that_it_was_to_replace(tmp_path: Path) -> None:
+    _save(CheckpointStore(tmp_path), 0)
+    for _ in range(2):
+        (CheckpointStore(tmp_path).begin(0) / "half").write_bytes(b"x")
+    store = CheckpointStore(tmp_path)
+    assert store.incomplete_steps() == [0]
+    store.put_back()
+    newest, damages = store.newest_intact()
+    assert newest is not None and newest.manifest.files == {"data/tensors.bin": 10}
+    assert not damages and [path.name for path in tmp_path.iterdir()] == ["step_0"]
+
+
 def test_nothing_outside_the_folder_is_removed(tmp_path: Path) -> None:
     outside = tmp_path / "precious"
     outside.mkdir()
