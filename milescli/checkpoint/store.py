@@ -20,8 +20,16 @@ from milescli.core.files import read_json
 
 PREFIX = "step_"
 _STEP = re.compile(rf"^{PREFIX}(\d+)$")
+_ASIDE = re.compile(rf"^\.{PREFIX}(\d+)\.replaced$")
 ReadProgress = Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
 """(step, bytes to read) -> context with a function that receives how many more bytes were read."""
+Needs = Callable[[int], set[int]]
+"""Step -> steps of the checkpoints without which a run cannot continue from it (its reference)."""
+
+
+def needs_nothing(step: int) -> set[int]:
+    """Return no steps: a run needs only the checkpoint that it continues from."""
+    return set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +54,12 @@ class CheckpointStore:
         folder: Path,
         *,
         keep: int = 2,
-        protect: set[int] | None = None,
+        needs: Needs = needs_nothing,
         watch: ReadProgress = lambda step, size_bytes: nullcontext(lambda num_bytes: None),
     ) -> None:
-        """Keep the `keep` newest checkpoints, and always the steps in `protect`, which do not
-        count. `watch` reports the progress of reading a checkpoint."""
-        self.folder, self.keep, self.protect = folder, keep, protect or set()
+        """Keep the `keep` newest checkpoints, and those that they and the newest need, which do
+        not count. `watch` reports the progress of reading a checkpoint."""
+        self.folder, self.keep, self.needs = folder, keep, needs
         self.being_copied: frozenset[int] = frozenset()
         """Steps that somebody reads: they are removed after a later save."""
         self._watch = watch
@@ -61,16 +69,44 @@ class CheckpointStore:
         return self.folder / f"{PREFIX}{step}"
 
     def begin(self, step: int) -> Path:
-        """Create an empty folder for tensors, replacing any that exists, complete or not."""
+        """Create an empty folder for tensors, replacing any that exists. A complete checkpoint of
+        this step is set aside until the new one is complete."""
+        path, aside = self.path(step), self._aside(step)
+        if step in self.steps():
+            _remove_folder(aside)
+            path.rename(aside)
         self._remove(step)
-        path = self.path(step)
         path.mkdir(parents=True)
         return path
 
     def discard(self, step: int) -> None:
-        """Remove the files of a failed save. A complete checkpoint stays."""
+        """Remove the files of a failed save. A complete checkpoint stays, and one that the save was
+        to replace is put back."""
         if step in self.incomplete_steps():
             self._remove(step)
+        self._settle_aside(step)
+
+    def put_back(self) -> None:
+        """Put back the checkpoints that saves were to replace, if these saves were cut short. Only
+        the process that writes may call this, before its first save."""
+        if self.folder.is_dir():
+            for path in list(self.folder.iterdir()):
+                if match := _ASIDE.match(path.name):
+                    self._settle_aside(int(match[1]))
+
+    def _settle_aside(self, step: int) -> None:
+        """Remove the checkpoint that was set aside if the new one is complete; otherwise put it
+        back."""
+        aside = self._aside(step)
+        if (aside / MANIFEST_NAME).is_file() and step not in self.steps():
+            self._remove(step)
+            aside.rename(self.path(step))
+        else:
+            _remove_folder(aside)
+
+    def _aside(self, step: int) -> Path:
+        """Return the folder of a complete checkpoint while another one of its step is written."""
+        return self.folder / f".{PREFIX}{step}.replaced"
 
     def complete(
         self, step: int, manifest: CheckpointManifest, *, sha256: Mapping[str, str] | None = None
@@ -89,6 +125,7 @@ class CheckpointStore:
         sync_tree(path)
         manifest = replace(manifest, files=files, sha256=known, size_bytes=sum(files.values()))
         manifest = write_manifest(path, manifest)
+        self._settle_aside(step)
         self._remove_old(step)
         return StoredCheckpoint(path=path, manifest=manifest)
 
@@ -98,7 +135,7 @@ class CheckpointStore:
             self.incomplete_steps(),
             newest=newest,
             keep=self.keep,
-            protect=self.protect,
+            needs=self.needs,
         )
         for step in doomed:
             if step not in self.being_copied:
@@ -260,20 +297,28 @@ class CheckpointStore:
                 "directory",
                 fix=f"rm {path}",
             )
-        if path.is_dir():
-            # without its manifest, a folder that is removed by half is seen to be torn
-            (path / MANIFEST_NAME).unlink(missing_ok=True)
-            shutil.rmtree(path)
+        _remove_folder(path)
+
+
+def _remove_folder(path: Path) -> None:
+    """Remove the folder of a checkpoint, if it exists."""
+    if path.is_dir():
+        # without its manifest, a folder that is removed by half is seen to be torn
+        (path / MANIFEST_NAME).unlink(missing_ok=True)
+        shutil.rmtree(path)
 
 
 def steps_to_remove(
-    complete: list[int], torn: list[int], *, newest: int, keep: int, protect: set[int]
+    complete: list[int], torn: list[int], *, newest: int, keep: int, needs: Needs
 ) -> list[int]:
-    """Return the steps to remove when `newest` is complete: complete ones beyond the `keep` newest,
-    and incomplete ones before it. Steps after `newest` belong to an abandoned continuation of the
-    run, and do not count as kept."""
-    ours = [step for step in sorted(complete) if step not in protect and step <= newest]
-    return ours[:-keep] + [step for step in torn if step < newest and step not in protect]
+    """Return the steps to remove when `newest` is complete: complete ones beyond the `keep` newest
+    that no kept step needs, and incomplete ones before it. Steps after `newest` belong to an
+    abandoned continuation of the run, and do not count as kept."""
+    needed = needs(newest)
+    ours = [step for step in sorted(complete) if step not in needed and step <= newest]
+    needed = needed.union(*map(needs, ours[-keep:]))
+    before = ours[:-keep] + [step for step in torn if step < newest]
+    return [step for step in before if step not in needed]
 
 
 def save_failed(folder: Path, why: str | OSError) -> CheckpointError:

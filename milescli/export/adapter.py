@@ -23,9 +23,9 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.weight_files import require_base
 from milescli.core.errors import CheckpointError
-from milescli.export.folder import write_folder
+from milescli.export.folder import ReadTensors, write_folder
 from milescli.export.peft import CONFIG_FILE, read_outline, scaling_of
-from milescli.export.stored import Named, read_folder
+from milescli.export.stored import Named, converted, read_folder
 from milescli.models import load_facts, table
 from milescli.models.adapter import (
     PEFT_PREFIX,
@@ -44,6 +44,7 @@ from milescli.models.adapter import (
 )
 from milescli.models.base import WeightTable, read_config
 from milescli.models.layers import OUTPUT_LAYER
+from milescli.models.precision import with_single_experts
 from milescli.plan.precision import quantised
 from milescli.plan.types import Plan
 from milescli.recipe.resolved import load_resolved
@@ -213,6 +214,39 @@ def unties_embeddings(adapter: Adapter, embedding: str) -> bool:
     return not torch.equal(head, embedded)
 
 
+def named_as_first(adapter: Adapter, base: WeightTable) -> Adapter:
+    """Return the adapter with the names of the base table's first form; it may have those of any
+    form in which folders store the model."""
+    first = with_single_experts(base)
+    names = _names_of_other_forms(base, first)
+    for name in first.hf_shapes():
+        names.pop(name, None)
+    modules = {
+        old.removesuffix(".weight"): new.removesuffix(".weight") for old, new in names.items()
+    }
+    outer = {outer_module(old): outer_module(new) for old, new in modules.items()}
+    return replace(
+        adapter,
+        pairs={modules.get(module, module): pair for module, pair in adapter.pairs.items()},
+        alphas={modules.get(module, module): alpha for module, alpha in adapter.alphas.items()},
+        shared={outer.get(module, module): which for module, which in adapter.shared.items()},
+        saved={names.get(name, name): tensor for name, tensor in adapter.saved.items()},
+    )
+
+
+def _names_of_other_forms(base: WeightTable, first: WeightTable) -> dict[str, str]:
+    """Map the names of the forms that differ from the first only in names to the first's."""
+    names = dict[str, str]()
+    for rule, own in zip(base.rules, first.rules, strict=True):
+        entries = replace(base, rules=(own,)).entries
+        for form in (rule, *rule.alternatives):
+            if form.stacked == own.stacked and len(form.hf) == len(own.hf):
+                others = replace(base, rules=(form,)).entries
+                for one, other in zip(entries, others, strict=True):
+                    names |= zip(other.hf, one.hf, strict=True)
+    return names
+
+
 def merge_into(
     tensors: Iterable[Named], adapter: Adapter, *, tied_to: str | None = None
 ) -> Iterator[Named]:
@@ -311,12 +345,38 @@ def _rounding_of_run(
 def read_merged(base: Path, adapter: Adapter, of_base: WeightTable) -> Iterator[Named]:
     """Yield the base model's tensors with the adapter merged in; keeps the folder open
     meanwhile."""
+    facts = load_facts(base)
     with open_source(base) as source:
-        on_disk = table(load_facts(base)).as_on_disk(source.names(), source.shape)
-        tensors = read_folder(source, of_base, on_disk=on_disk)
-        if adapter.rounds_base is not None:
-            tensors = adapter.rounds_base((name, tensor.float()) for name, tensor in tensors)
-        yield from merge_into(tensors, adapter)
+        on_disk = table(facts).as_on_disk(source.names(), source.shape)
+        yield from merged(
+            lambda of_first: read_folder(source, of_first, on_disk=on_disk),
+            adapter,
+            first=table(facts),
+            wanted=of_base,
+        )
+
+
+def merged(
+    read: ReadTensors,
+    adapter: Adapter,
+    *,
+    first: WeightTable,
+    wanted: WeightTable,
+    tied_to: str | None = None,
+) -> Iterator[Named]:
+    """Yield the base model's tensors, in the form of the table `wanted`, with the adapter merged
+    in. Adapters and roundings name each expert in the first form of the model's tensors, so this
+    is the form in which they are read and merged. `first` is the base model's table; `tied_to`: as
+    in `merge_into`."""
+    there = {rule.megatron for rule in wanted.rules}
+    given = with_single_experts(
+        replace(first, rules=tuple(rule for rule in first.rules if rule.megatron in there))
+    )
+    is_untied = tied_to is not None and unties_embeddings(adapter, tied_to)
+    tensors = read(given.tied() if is_untied else given)
+    if adapter.rounds_base is not None:
+        tensors = adapter.rounds_base((name, tensor.float()) for name, tensor in tensors)
+    yield from converted(merge_into(tensors, adapter, tied_to=tied_to), given=given, wanted=wanted)
 
 
 def write_merged(target: Path, adapter: Adapter, *, base: Path) -> None:

@@ -4,6 +4,7 @@ tensor in memory at a time."""
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -163,6 +164,36 @@ def read_entries(
                 [torch.stack(column) for column in zip(*rows, strict=True)] if stacked else rows[0],
                 strict=True,
             )
+
+
+def converted(
+    tensors: Iterable[Named], *, given: WeightTable, wanted: WeightTable
+) -> Iterator[Named]:
+    """Yield tensors that have the names and forms of the table `given` in those of `wanted`, as
+    soon as all parts of a tensor are there."""
+    entries = defaultdict[str, list[Entry]](list)
+    units = defaultdict[tuple[str, ...], set[int | None]](set)
+    for entry in given.entries:
+        for name in entry.hf:
+            entries[name].append(entry)
+    for entry in wanted.entries:
+        units[entry.hf].add(entry.row)
+    parts = defaultdict[str, dict[str, Tensor]](dict)
+    rows = defaultdict[tuple[str, ...], dict[int | None, list[Tensor]]](dict)
+    for name, tensor in tensors:
+        for entry in entries[name]:
+            parts[entry.megatron][name] = tensor if entry.row is None else tensor[entry.row]
+            if len(parts[entry.megatron]) < len(entry.hf):
+                continue
+            stored = parts.pop(entry.megatron)
+            whole = entry.rule.to_parts([stored[one] for one in entry.hf], entry.facts)
+            target = wanted.by_megatron[entry.megatron]
+            rows[target.hf][target.row] = target.rule.to_disk(whole, target.facts)
+            if rows[target.hf].keys() == units[target.hf]:
+                done = rows.pop(target.hf)
+                columns = zip(*(done[row] for row in sorted(done)), strict=True)
+                made = [torch.stack(c) for c in columns] if target.rule.stacked else done[None]
+                yield from zip(target.hf, made, strict=True)
 
 
 def _read(source: Source, name: str, row: int | None) -> torch.Tensor:

@@ -241,15 +241,17 @@ def _why_not_in_blocks(
     sharding, block = entry.rule.sharding, FORMATS[form].block
     for dim, (length, size) in enumerate(zip(shape, block, strict=True)):
         sides = [cut.experts if entry.expert is not None else cut.dense for cut in cuts]
-        parts = max(sides) if sharding.axis != "none" and sharding.dim == dim else 1
+        sides = sides if sharding.axis != "none" and sharding.dim == dim else [1]
         fused = dim == 0 and len(entry.hf) > 1
         # transformers 5.12.1 takes rows / blocks for the block size where it dequantises, and is
         # silently wrong for a partial second block
-        whole_blocks = block[0] == 1 or parts > 1 or fused or length > size
-        if parts > 1 and entry.rule.unpack is not None:
+        whole_blocks = block[0] == 1 or max(sides) > 1 or fused or length > size
+        if max(sides) > 1 and entry.rule.unpack is not None:
             return "ranks that share it hold its rows in another order"
-        if size > 1 and whole_blocks and length % (size * parts):
-            over = f" over {parts} ranks" if parts > 1 else ""
+        # 2 ranks of one side and 3 of the other cut at different rows: each must cut at a block
+        uneven = [parts for parts in sides if length % (size * parts)]
+        if size > 1 and whole_blocks and uneven:
+            over = f" over {max(uneven)} ranks" if max(uneven) > 1 else ""
             what = "rows" if dim == 0 else "columns"
             return f"{length} {what}{over} are no multiple of {size}"
     return None

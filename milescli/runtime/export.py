@@ -33,7 +33,8 @@ from milescli.data.tokenizer import (
 from milescli.export.adapter import (
     PLAIN_OF,
     Adapter,
-    merge_into,
+    merged,
+    named_as_first,
     read_adapter,
     read_merged,
     read_trained_adapter,
@@ -402,15 +403,15 @@ def _adapter_weights(path: Path, *, base: Path | None, output: Output) -> _Weigh
         below = _folder_weights(find_model(name, revision=None, output=output).absolute())
 
     facts = load_facts(below.base)
+    adapter = named_as_first(adapter, table_of(facts))
     embedding = table_of(facts).by_megatron[EMBEDDING.megatron].hf[0]
     tied_to = embedding if facts.tied_embeddings else None
     is_untied = tied_to is not None and unties_embeddings(adapter, tied_to)
+    first = table_of(replace(facts, tied_embeddings=False) if is_untied else facts)
 
     def opened(open_files: ExitStack) -> ReadTensors:
         read = below.open(open_files)
-        return lambda table: merge_into(
-            read(table.tied() if is_untied else table), adapter, tied_to=tied_to
-        )
+        return lambda table: merged(read, adapter, first=first, wanted=table, tied_to=tied_to)
 
     return _Weights(
         base=below.base,

@@ -170,6 +170,7 @@ def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredChec
     """Return the newest intact checkpoint; None if none was ever complete. Raises CheckpointError
     if none is intact any more."""
     store = store_of(run.checkpoints, output=output)
+    store.put_back()
     checkpoint, damages = store.newest_intact()
     if checkpoint is None:
         output.warn(f"run {run.name} has no complete checkpoint, so it starts from the beginning")

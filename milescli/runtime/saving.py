@@ -224,10 +224,11 @@ class Saver:
         if keeps and recipe.reference_step(pending.step) == pending.step:
             error.why += "\na resumed run reads its reference from it, so the run ends here"
             raise error
+        step = self._step_on_disk()
         newest = (
             "there is no earlier checkpoint"
-            if self.newest_step is None
-            else (f"the newest checkpoint is that of step {self.newest_step}")
+            if step is None
+            else f"the newest checkpoint is that of step {step}"
         )
         free = await in_thread(lambda: free_bytes(folder.parent))
         self.bus.emit(
@@ -238,12 +239,19 @@ class Saver:
             )
         )
 
+    def _step_on_disk(self) -> int | None:
+        """Return the step of the newest complete checkpoint; None if there is none. It may be that
+        of an earlier attempt's warm-up."""
+        steps = self.store.steps() if self.newest_step is None else [self.newest_step]
+        return max(steps, default=None)
+
     def require_saved(self, step: int) -> None:
         """Raise MachineError if the run's last checkpoint, that of `step`, could not be written."""
         if self.failure is None or self.newest_step == step:
             return
         run = self.spec.run
-        kept = "nothing else" if self.newest_step is None else f"checkpoint step {self.newest_step}"
+        newest = self._step_on_disk()
+        kept = "nothing else" if newest is None else f"checkpoint step {newest}"
         raise MachineError(
             f"the progress up to step {step} could not be saved",
             why=f"{self.failure.what}: {self.failure.why}\n"

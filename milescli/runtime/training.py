@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from milescli.backends.sglang.client.fleet import SglangFleet
-from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
+from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint, needs_nothing
 from milescli.core.concurrency import in_thread
 from milescli.core.events import Event, EventBus
 from milescli.rollout.episode.episode import evaluation_episodes
@@ -48,7 +48,7 @@ class Training:
         store = CheckpointStore(
             spec.run.checkpoints,
             keep=recipe.checkpoint.keep,
-            protect={0, recipe.reference_step(spec.first_step)} if keeps else set(),
+            needs=(lambda step: {0, recipe.reference_step(step)}) if keeps else needs_nothing,
         )
         self.side = attempt.side if adapter is None else SideFiles(bus)
         self.user = UserHooks(recipe)
@@ -214,9 +214,6 @@ class Training:
         if is_adaptive(run.objective):
             progress = replace(progress, objective=dict(run.objective.state))
         await self.saver.save(run.trainer, step=step, progress=progress)
-        if self.spec.recipe.keeps_reference:
-            # what a resumed run takes its reference from is not forgotten
-            self.saver.store.protect = {0, self.spec.recipe.reference_step(step)}
         if self.journal is not None:
             self.journal.checkpoint()
 

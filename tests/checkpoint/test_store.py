@@ -60,11 +60,21 @@ def test_an_empty_store_has_no_latest(tmp_path: Path) -> None:
         CheckpointStore(tmp_path).find(None)
 
 
-def test_the_newest_are_kept_and_the_protected_stay(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=2, protect={0})
+def test_the_newest_are_kept_and_the_initial_weights_stay(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2, needs=lambda step: {0})
     for step in range(5):
         _save(store, step)
     assert store.steps() == [0, 3, 4]
+
+
+def test_the_reference_of_each_kept_checkpoint_is_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2, needs=lambda step: {0, step // 8 * 8})
+    for step in (0, 8, 10, 12, 14, 16):
+        _save(store, step)
+    assert store.steps() == [0, 8, 12, 14, 16]
+    for step in (18, 20):
+        _save(store, step)
+    assert store.steps() == [0, 16, 18, 20]
 
 
 def test_torn_folders_older_than_a_complete_one_go(tmp_path: Path) -> None:
@@ -233,6 +243,28 @@ def test_beginning_a_step_again_starts_empty(tmp_path: Path) -> None:
     folder = store.begin(1)
     assert list(folder.iterdir()) == []
     assert store.steps() == []
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_that_it_was_to_replace(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    _save(store, 0)
+    (store.begin(0) / "half").write_bytes(b"x")
+    store.discard(0)
+    assert store.steps() == [0] and store.find(0).manifest.files == {"data/tensors.bin": 10}
+    _save(store, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_0"]
+
+
+def test_a_save_that_is_killed_leaves_the_checkpoint_that_it_was_to_replace(tmp_path: Path) -> None:
+    _save(CheckpointStore(tmp_path), 0)
+    for _ in range(2):
+        (CheckpointStore(tmp_path).begin(0) / "half").write_bytes(b"x")
+    store = CheckpointStore(tmp_path)
+    assert store.incomplete_steps() == [0]
+    store.put_back()
+    newest, damages = store.newest_intact()
+    assert newest is not None and newest.manifest.files == {"data/tensors.bin": 10}
+    assert not damages and [path.name for path in tmp_path.iterdir()] == ["step_0"]
 
 
 def test_nothing_outside_the_folder_is_removed(tmp_path: Path) -> None:

@@ -187,6 +187,17 @@ def test_no_cut_goes_through_a_block(form: str, cut: Cut, quantised: set[str]) -
     assert {short for name, short in names.items() if layer[name].form} == quantised
 
 
+def test_the_cuts_of_both_sides_fall_on_blocks() -> None:
+    """1920 rows over 2 ranks cut the block at 960, although 3 ranks cut at whole blocks."""
+    sizes = {"hidden_size": 768, "num_attention_heads": 6, "num_key_value_heads": 6}
+    table = table_of({**QWEN3, **sizes, "head_dim": 128, "intermediate_size": 1920})
+    both = choose(table, "fp8", cuts=[Cut(dense=2), Cut(dense=3)])
+    for leaf in ("gate_proj", "down_proj"):
+        choice = both[f"model.layers.0.mlp.{leaf}.weight"]
+        assert choice.form is None and "over 2 ranks are no multiple of 128" in choice.reason
+    assert both["model.layers.0.self_attn.o_proj.weight"].form == "fp8", "768 over 2, and over 3"
+
+
 def test_a_recipe_exempts_modules_by_name() -> None:
     table = table_of({**QWEN3, "head_dim": 128, "intermediate_size": 256})
     choices = choose(table, "fp8", exempt=[r"layers\.0\.mlp"])

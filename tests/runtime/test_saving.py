@@ -175,6 +175,24 @@ def test_a_save_that_fails_is_told_of_and_the_next_is_another_try(tmp_path: Path
     assert str(tmp_path) in warning.text and "are free there" in warning.text
 
 
+def test_a_failed_save_names_the_warm_up_that_an_earlier_attempt_saved(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+
+    async def work() -> None:
+        await rig.save(0)
+        await rig.saver.settle()
+        later = Rig(tmp_path)
+        later.writer.error = save_failed(later.saver.store.path(0), "no space")
+        await later.save(0)
+        await later.saver.settle()
+        assert later.saver.store.steps() == [0]
+        with pytest.raises(MachineError) as caught:
+            later.saver.require_saved(0)
+        assert "it still has checkpoint step 0" in caught.value.why
+
+    run(work)
+
+
 def test_a_folder_that_cannot_be_made_is_a_save_that_fails(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.saver.store.folder.write_text("a file where the folder should be")

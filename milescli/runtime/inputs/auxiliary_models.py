@@ -551,8 +551,8 @@ def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
     if adapter.rank != shape.rank:
         differs.append((f"its rank is {adapter.rank}", f"--lora {adapter.rank}"))
     if any(abs(one - shape.scaling) > _TOLERANCE * shape.scaling for one in scalings):
-        alpha = max(scalings) * adapter.rank
-        differs.append((f"its alpha is {alpha:g}", f"--set train.lora.alpha={alpha:g}"))
+        alpha = max(scalings) / dataclasses.replace(shape, rank=adapter.rank, alpha=1.0).scaling
+        differs.append((f"its alpha is {alpha:g}", f"--set train.lora.alpha={alpha:.10g}"))
     if adapter.shared.keys() != shared_matrices(of_adapter).keys():
         kind = "shared_outer" if adapter.shared else "each"
         differs.append(

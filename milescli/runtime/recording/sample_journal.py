@@ -508,9 +508,11 @@ async def open_journal(
 
 
 def _oldest_kept(store: CheckpointStore) -> OldestCheckpoint | None:
-    """Return the oldest checkpoint that may be resumed from; None while no checkpoint is complete
-    except the permanent ones."""
-    if not (steps := [step for step in store.steps() if step not in store.protect]):
+    """Return the oldest checkpoint that may be resumed from, without those that are kept only
+    because others need them; None while no checkpoint is complete."""
+    complete = store.steps()
+    needed = {one for step in complete for one in store.needs(step) if one != step}
+    if not (steps := [step for step in complete if step not in needed]):
         return None
     record = read_json(store.path(steps[0]) / MANIFEST_NAME)
     return OldestCheckpoint(step=steps[0], position=record["prompt_position"])

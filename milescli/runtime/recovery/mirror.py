@@ -111,7 +111,7 @@ class Mirror:
         """Queue a complete checkpoint for upload, without waiting. Checkpoints that the run needs
         for its reference come first, until they are copied."""
         with self._changed:
-            needed = self._checkpoints.protect - self._copied - {step}
+            needed = self._checkpoints.needs(step) - self._copied - {step}
             self._waiting = [one for one in self._checkpoints.steps() if one in needed] + [step]
             self._changed.notify_all()
 
@@ -255,7 +255,7 @@ class Mirror:
                 [step for step in found if step not in complete],
                 newest=newest,
                 keep=self._checkpoints.keep,
-                protect=self._checkpoints.protect,
+                needs=self._checkpoints.needs,
             )
             for step in doomed:
                 # without its manifest, a copy that is removed by half is seen to be incomplete

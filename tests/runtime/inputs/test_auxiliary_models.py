@@ -173,7 +173,7 @@ def test_one_of_the_same_shape_is_taken(given: Path) -> None:
     [
         ({"rank": 8, "alpha": 16}, "--lora 4"),
         ({"alpha": 4}, "--set train.lora.alpha=8"),
-        ({"type": "rslora"}, "--set train.lora.alpha=8"),
+        ({"type": "rslora"}, "--set train.lora.alpha=4"),
         ({"targets": ["q_proj"]}, "train.lora.targets=["),
         ({"exclude": ["mlp"]}, "train.lora.targets=["),
     ],
@@ -184,6 +184,21 @@ def test_another_is_refused_with_what_to_set(
     with pytest.raises(RecipeError) as raised:
         require_adapter(_adapter_recipe(given, **lora), FACTS)
     assert any(fix in line for line in raised.value.fixes)
+
+
+@pytest.mark.parametrize("kind", ["rslora", "lora"])
+@pytest.mark.parametrize("rank", [5, 16])
+def test_the_alpha_of_the_fix_is_accepted(tmp_path: Path, kind: str, rank: int) -> None:
+    shape = LoraShape(rank=rank, alpha=8, targets=(ALL_LINEAR,), kind="rslora")
+    of_adapter = adapter_table(table(FACTS), shape)
+    ones = {name: torch.ones(size) for name, size in of_adapter.hf_shapes().items()}
+    write_adapter(tmp_path, adapter_of(ones, of_adapter, shape, base_model=tmp_path))
+    settings = {"rank": rank, "type": kind}
+    with pytest.raises(RecipeError) as raised:
+        require_adapter(_adapter_recipe(tmp_path, **settings, alpha=3), FACTS)
+    [fix] = raised.value.fixes
+    alpha = float(fix.rpartition("=")[2])
+    require_adapter(_adapter_recipe(tmp_path, **settings, alpha=alpha), FACTS)
 
 
 @pytest.mark.parametrize("given_as", ["each", "shared_outer"])

@@ -111,7 +111,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_what_the_disk_keeps_is_what_the_store_keeps(rig: Rig) -> None:
-    rig.checkpoints.protect = {0}
+    rig.checkpoints.needs = lambda step: {0}
     rig.save(0, 1)
     rig.mirror.begin()
     for step in (2, 3, 4):
@@ -122,6 +122,16 @@ def test_what_the_disk_keeps_is_what_the_store_keeps(rig: Rig) -> None:
     assert not rig.warnings and not (rig.run.path / ".mirror").exists()
     assert rig.store.read("step_4/run/journal/1.journal") == b"finished samples"
     assert rig.store.read("made/model/model.safetensors") == b"w" * 64
+
+
+def test_the_reference_of_each_kept_copy_is_kept(rig: Rig) -> None:
+    rig.checkpoints.needs = lambda step: {0, step // 8 * 8}
+    rig.mirror.begin()
+    for step in (0, 8, 12, 14, 16):
+        rig.save(step)
+        rig.until_copied(step)
+    rig.finish()
+    assert rig.complete() == rig.checkpoints.steps() == [0, 8, 12, 14, 16]
 
 
 def test_of_those_that_wait_only_the_newest_is_copied(rig: Rig) -> None:
@@ -149,7 +159,7 @@ def test_an_outage_is_told_once_and_later_saves_are_copied(rig: Rig) -> None:
 
 
 def test_a_reference_that_could_not_be_copied_is_copied_later(rig: Rig) -> None:
-    rig.checkpoints.protect = {0}
+    rig.checkpoints.needs = lambda step: {0}
     rig.store.is_down = rig.store.is_final = True
     rig.mirror.begin()
     rig.save(0, 1)
@@ -246,7 +256,7 @@ def test_a_lost_run_is_fetched_with_what_it_goes_on_with(rig: Rig, tmp_path: Pat
 
 def test_a_run_that_keeps_a_reference_is_fetched_with_it(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "train.kl_coef=0.1")
-    rig.checkpoints.protect = {0}
+    rig.checkpoints.needs = lambda step: {0}
     _mirrored(rig, 0, 1, 2)
     rig.mirror.close()
     assert CheckpointStore(_restore(rig, tmp_path / "other").checkpoints).steps() == [0, 2]
