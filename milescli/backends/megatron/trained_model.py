@@ -92,6 +92,7 @@ class TrainedModel(LoadedModel):
                 seed=recipe.run.seed,
                 dropout=lora.dropout,
             )
+            self.passes.adapters = self.adapters
             if recipe.model.adapter is not None:
                 self.adapters.load_peft(Path(recipe.model.adapter).expanduser())
         self.model = self.passes.model = optimizer.wrap(self.model)

@@ -31,7 +31,7 @@ from tests.backends.megatron.indexer_cases import (  # noqa: F401
     indexer_packed,
     indexer_steps,
 )
-from tests.backends.megatron.lora_cases import adapter_and_merged  # noqa: F401
+from tests.backends.megatron.lora_cases import adapter_and_merged, dropout_steps  # noqa: F401
 from tests.backends.megatron.measuring import (  # noqa: F401  (cases that `world` calls)
     measure_memory,
     plain_steps,

@@ -306,6 +306,12 @@ class Worlds:
                 **plain,
             },
             *self._engine_differences(),
+            {
+                "name": "lora dropout",
+                "call": "dropout_steps",
+                "model": self.models["dense"],
+                **plain,
+            },
             *(
                 {
                     "name": f"routing {name}",

@@ -100,6 +100,13 @@ class Adapters:
         self.weights = local_weights(model, table, mesh, of_adapter=True)
         """Of the adapter alone, in the order of the model."""
 
+    def set_dropout(self, is_on: bool) -> None:
+        """Apply dropout from now on, or stop it. A pass that trains needs it, and one that only
+        scores does not. Whether autograd records cannot tell them apart: recomputation runs its
+        first forward pass without gradient, and its outputs are those of the loss."""
+        for pair in self._pairs:
+            pair.drops = is_on
+
     def sharded_state(self) -> dict[str, ShardedTensor]:
         """Return the matrices by name, as `dist_checkpointing` saves and loads them under any
         layout."""
@@ -176,6 +183,8 @@ class _LayerPairs:
         experts share."""
         self._entries, self._mesh = entries, mesh
         self._scaling, self._dropout = scaling, dropout
+        self.drops = False
+        """True if dropout is applied."""
         base, rule = weight.parameter, weight.entry.rule
         size, _ = cut(rule.sharding, mesh)
         self._cut = rule.sharding.dim if size > 1 else None
@@ -255,7 +264,7 @@ class _LayerPairs:
     def _delta(self, x: torch.Tensor) -> torch.Tensor:
         """Return the adapter's output, [..., in] -> [..., out], sharded as the layer's output
         is."""
-        if self._dropout and torch.is_grad_enabled():  # what is only scored is scored whole
+        if self.drops and self._dropout:
             x = F.dropout(x, self._dropout)
         firsts, second = self._matrices[A], self._fused(self._matrices[B])
         first = torch.cat(firsts) if len(firsts) > 1 else firsts[0]
