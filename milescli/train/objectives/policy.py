@@ -302,6 +302,9 @@ class Policy:
         penalty = torch.zeros_like(given)
         if self.is_taught:
             given = distill.reward_weight * given
+            if Stream.TURN_REWARD in tokens:
+                of_turns = tokens[Stream.TURN_REWARD]
+                tokens[Stream.TURN_REWARD] = distill.reward_weight * of_turns
         if self.kl_in_reward:
             old, reference = tokens[Stream.OLD], tokens[Stream.REFERENCE]
             kl = kl_estimate(old, reference, kind=self.settings.kl_estimator)
