@@ -392,7 +392,7 @@ def returns_of(sample: Sample, *, gamma: float) -> dict[tuple[int, int], float]:
     of its trajectory. The part of the sample's reward beyond the sum of its turns' rewards comes at
     the end of each trajectory."""
     rewards = [
-        [_sum_of(trajectory, span) for span in _sampled_runs(trajectory)]
+        trajectory.turn_rewards or (0.0,) * len(trajectory.turns)
         for trajectory in sample.trajectories
     ]
     rest = (sample.reward or 0.0) - sum(map(sum, rewards))
@@ -407,11 +407,6 @@ def returns_of(sample: Sample, *, gamma: float) -> dict[tuple[int, int], float]:
 
 
 turns.reads_tokens = True  # type: ignore[attr-defined]
-
-
-def _sum_of(trajectory: Trajectory, span: tuple[int, int]) -> float:
-    rewards = trajectory.rewards
-    return float(sum(rewards[span[0] : span[1]])) if rewards is not None else 0.0
 
 
 def _normalise_turns(
@@ -441,7 +436,7 @@ def _at_tokens(sample: Sample, own: Mapping[tuple[int, int], float]) -> list[np.
     made = []
     for index, trajectory in enumerate(sample.trajectories):
         row = np.zeros(trajectory.num_tokens, np.float32)
-        for turn, (begin, end) in enumerate(_sampled_runs(trajectory)):
+        for turn, (begin, end) in enumerate(trajectory.turns):
             row[begin:end] = own.get((index, turn), 0.0)
         made.append(row)
     return made
@@ -513,7 +508,7 @@ def _observations(line: Trajectory) -> list[tuple[bytes, ...]]:
     """Return [turns] the observation before each turn: the tokens since the previous turn, and the
     hashes of the images among them."""
     ids, before, observations = np.frombuffer(line.token_ids, np.int32), 0, []
-    for begin, end in _sampled_runs(line):
+    for begin, end in line.turns:
         shown = (s.sha256.encode() for s in line.image_spans if before <= s.start < begin)
         observations.append((ids[before:begin].tobytes(), *shown))
         before = end
@@ -526,11 +521,3 @@ def _by_sample(group: Group, own: Mapping[Place, float]) -> list[list[np.ndarray
     for (i, j, t), value in own.items():
         of[i][j, t] = value
     return [_at_tokens(sample, row) for sample, row in zip(group.samples, of, strict=True)]
-
-
-def _sampled_runs(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """Return [begin, end) of each run of tokens that the policy sampled: the turns of a
-    trajectory."""
-    mask = np.frombuffer(trajectory.loss_mask, np.int8)
-    edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

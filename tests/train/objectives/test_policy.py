@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from milescli.core.types import Trajectory
+from milescli.core.types import RewardDetail, Trajectory
 from milescli.recipe.schema import Recipe
 from milescli.train.aggregation import LossShare
 from milescli.train.contract import packed
@@ -109,6 +109,19 @@ def test_it_asks_for_no_stream_that_it_can_do_without(
 ) -> None:
     recipe = Recipe.model_validate({"train": train, "rollout": {"max_staleness": staleness}})
     assert load_objective("policy", recipe).needs == needs
+
+
+@pytest.mark.parametrize(
+    ("train", "compares"),
+    [
+        ({}, set()),
+        ({"advantage": "gdpo"}, {RewardDetail.PARTS}),
+        *(({"advantage": name}, {RewardDetail.TURNS}) for name in ("turns", "gigpo", "hgpo")),
+        ({"credit": "to_go"}, {RewardDetail.TURNS}),
+    ],
+)
+def test_it_names_what_it_compares_of_rewards(train: dict, compares: set[RewardDetail]) -> None:
+    assert _policy(**train).compares == compares
 
 
 def test_a_sample_of_several_trajectories_counts_once() -> None:
