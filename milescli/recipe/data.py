@@ -228,6 +228,20 @@ def _rules_with_rows(recipe: Recipe) -> Iterator[Rule]:
         ],
     )
     yield Rule(
+        recipe.joins_rows and train.batch_size == 1,
+        "`train.preference.loss=kto` needs several rows a step",
+        why="`train.batch_size` is 1, and it estimates the KL from the reference on the prompt of "
+        "one row and the response of another",
+        fix="--set train.batch_size=16",
+    )
+    yield Rule(
+        recipe.joins_rows and data.validation is not None and recipe.eval.num_prompts == 1,
+        "`train.preference.loss=kto` needs several held-out rows",
+        why="`eval.num_prompts` is 1, and it estimates the KL from the reference on the prompt of "
+        "one row and the response of another",
+        fix=["--set eval.num_prompts=64", "--set data.validation=null --set eval.every=0"],
+    )
+    yield Rule(
         recipe.trains_scores and recipe.warmup.steps,
         f"`train.objective={objective}` does not support a warm-up",
         why=f"`warmup.steps` is {recipe.warmup.steps}: the warm-up imitates responses, but this "

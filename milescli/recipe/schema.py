@@ -218,6 +218,12 @@ class Recipe(Section):
             and self.train.preference.loss not in REFERENCE_FREE
         )
 
+    @property
+    def joins_rows(self) -> bool:
+        """Return True if a step compares each row with another one of it: KTO estimates its KL on
+        the prompt of one and the response of the other."""
+        return self.train.objective == "preference" and self.train.preference.loss == "kto"
+
     def reference_step(self, step: int) -> int:
         """Return the step after which the weights became the reference that is used after
         `step`."""

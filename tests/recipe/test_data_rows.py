@@ -10,6 +10,7 @@ from tests.recipe.conftest import Place
 ROWS = "model: {scratch: {}}\n"
 SUPERVISED = ["data.train=rows.jsonl", "train.objective=supervised"]
 PREFERENCE = ["data.train=rows.jsonl", "train.objective=preference"]
+KTO = [*PREFERENCE, "train.preference.loss=kto"]
 REWARD_MODEL = ["data.train=rows.jsonl", "train.objective=reward_model"]
 
 
@@ -55,6 +56,16 @@ def test_rows_and_an_objective_are_a_recipe(place: Place, sets: list[str]) -> No
             [*REWARD_MODEL, "data.demonstrations=task:sums", "warmup.steps=3"],
             "`train.objective=reward_model` does not support a warm-up",
             ["warmup.steps=0"],
+        ),
+        (
+            [*KTO, "train.batch_size=1"],
+            "`train.preference.loss=kto` needs several rows a step",
+            ["train.batch_size=16"],
+        ),
+        (
+            [*KTO, "data.validation=heldout.jsonl", "eval.num_prompts=1"],
+            "`train.preference.loss=kto` needs several held-out rows",
+            ["eval.num_prompts=64"],
         ),
         (
             [*SUPERVISED, "data.validation=rows.jsonl"],

@@ -101,12 +101,18 @@ def _sequence(side: Trajectory, *, kind: float, number: int, weighs: bool) -> Tr
 
 
 def _mismatched(items: Sequence[Pair]) -> list[tuple[Trajectory, Trajectory]]:
-    """Return (side, a side of the next row) for each side."""
-    return [
-        (side, after.sides[min(place, len(after.sides) - 1)])
-        for pair, after in zip(items, [*items[1:], items[0]], strict=True)
-        for place, side in enumerate(pair.sides)
-    ]
+    """Return (side, a side of the next row) for each side. A step of more rows than the file has
+    contains a row twice: the next one is the next other row."""
+    made = list[tuple[Trajectory, Trajectory]]()
+    for number, pair in enumerate(items):
+        others = (one for one in [*items[number:], *items[:number]] if one.index != pair.index)
+        if (after := next(others, None)) is None:
+            continue  # of the only row, every response is one to its own prompt
+        made += [
+            (side, after.sides[min(place, len(after.sides) - 1)])
+            for place, side in enumerate(pair.sides)
+        ]
+    return made
 
 
 def _joined(prompt: Trajectory, other: Trajectory, most: int) -> Trajectory:

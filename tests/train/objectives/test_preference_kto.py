@@ -112,6 +112,21 @@ def test_no_response_stands_beside_its_own_prompt() -> None:
     assert [sequence.share for sequence in sequences] == [1.0] * 6 + [0.0] * 6
 
 
+def test_a_row_that_a_step_has_twice_is_joined_with_another() -> None:
+    """A step of more rows than the file has crosses epochs."""
+    first, other = (
+        Pair(index=index, chosen=make_trajectory([100 + index], [200 + index]), rejected=None)
+        for index in range(2)
+    )
+
+    def joined(items: list[Pair]) -> list[list[int]]:
+        sequences = load_objective("preference", RECIPE).sequences(items)
+        return [sequence.token_ids.tolist() for sequence in sequences[len(items) :]]
+
+    assert joined([first, first, other]) == [[100, 201], [100, 201], [101, 200]]
+    assert joined([first, first]) == [], "no response stands beside its own prompt"
+
+
 def test_joined_sequences_are_no_longer_than_rows() -> None:
     """A model may have no more positions."""
     data = RECIPE.data.model_copy(update={"max_row_tokens": 12})
