@@ -44,7 +44,7 @@ from tests.backends.megatron.mtp_cases import (  # noqa: F401
     trunk_differs,
 )
 from tests.backends.megatron.packed_cases import packed_tokens_differ  # noqa: F401
-from tests.backends.megatron.ppo_cases import ppo_steps  # noqa: F401
+from tests.backends.megatron.ppo_cases import critic_of_adapter, ppo_steps  # noqa: F401
 from tests.backends.megatron.quantised_cases import quantised_steps, reference_steps  # noqa: F401
 from tests.backends.megatron.routing_cases import routing_effect  # noqa: F401
 from tests.backends.megatron.row_cases import row_steps, trained_scores  # noqa: F401
