@@ -55,10 +55,18 @@ def estimate(
 ) -> AdvantageRows:
     """Return the estimator's advantages, computed separately for each role with a reward of its
     own. `weights`: of the recipe's rewards; `state`: the estimator's state. Raises RecipeError
-    unless each sample or token gets one finite number."""
+    unless each sample or token gets one finite number, and if a role has a reward of its own, but
+    the estimator compares with a greedy response."""
     if keeps_state(estimator):
         return _call_estimator(estimator, groups, settings=settings, state=dict(state))
     if has_role_rewards(groups):
+        if getattr(estimator, "needs_greedy", False):
+            raise RecipeError(
+                f"`{name_of(estimator)}` does not support rewards of roles",
+                why="the agent gave a role its own reward, but the greedy response that "
+                "`train.advantage` compares with has only the episode's reward",
+                fix="--set train.advantage=rloo",
+            )
         return _by_role(estimator, groups, settings=settings, weights=weights)
     return _call_estimator(
         estimator, groups, settings=settings, **_extra_arguments(estimator, weights)
