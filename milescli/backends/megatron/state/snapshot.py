@@ -53,10 +53,9 @@ class Reference:
         bit for bit."""
         if self._frozen is None:
             raise RecipeError(
-                "there is no reference for the KL term",
-                why="train.kl_coef is above 0, but the weights were not frozen before the first "
-                "step",
-                fix="--set train.kl_coef=0",
+                "there is no reference for the objective",
+                why="it compares with weights that were not frozen before the first step",
+                fix="--set train.reference=true",
             )
         parameters = self._trained()
         if _is_on_host(parameters):
