@@ -201,7 +201,13 @@ class Recipe(Section):
         """Return True if the weights before RL are kept, with `train.reference` resolved."""
         if self.train.reference is not None:
             return self.train.reference
-        return self.train.kl_coef > 0 or (self._compares and not self.caches_reference)
+        return self.train.kl_coef > 0 or self.scores_reference
+
+    @property
+    def scores_reference(self) -> bool:
+        """Return True if the objective is a preference loss for which these weights score the rows
+        of each step."""
+        return self._compares and not self.caches_reference
 
     @property
     def caches_reference(self) -> bool:
