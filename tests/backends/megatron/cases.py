@@ -55,7 +55,10 @@ from tests.backends.megatron.saving_cases import (  # noqa: F401
 )
 from tests.backends.megatron.shard_cases import published_in_shards, shard_checksums  # noqa: F401
 from tests.backends.megatron.shared_cases import shared_prompts  # noqa: F401
-from tests.backends.megatron.snapshot_cases import goes_on_from_copy  # noqa: F401
+from tests.backends.megatron.snapshot_cases import (  # noqa: F401
+    goes_on_from_copy,
+    random_states_return,
+)
 from tests.backends.megatron.told_cases import told_by_a_step  # noqa: F401
 from tests.backends.megatron.turns_cases import turns_and_alone  # noqa: F401
 from tests.backends.megatron.vision_cases import (  # noqa: F401

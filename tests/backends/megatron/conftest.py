@@ -307,6 +307,13 @@ class Worlds:
             },
             *self._engine_differences(),
             {
+                "name": "random states",
+                "call": "random_states_return",
+                "model": self.models["dense"],
+                "folder": self._folder("random-states"),
+                **plain,
+            },
+            {
                 "name": "lora dropout",
                 "call": "dropout_steps",
                 "model": self.models["dense"],

@@ -11,7 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 import numpy as np
 import torch
 
-from milescli.backends.megatron.state.checkpoint import make_moments
+from milescli.backends.megatron.state.checkpoint import (
+    make_moments,
+    random_states,
+    set_random_states,
+)
 from milescli.backends.megatron.state.host_adam import HostAdamW
 from milescli.backends.megatron.state.optimizer import inner_optimizers
 from milescli.backends.megatron.state.saving import release_state
@@ -120,7 +124,7 @@ class Snapshot:
                 self._copy_section(number, tensors_of(model))
                 if self._device.type != "cpu":
                     torch.cuda.synchronize()
-        self._copy_section(len(self._models), [torch.get_rng_state()])
+        self._copy_section(len(self._models), random_states())
         self._copy_section(len(self._models) + 1, self._reference.frozen or [])
         return [section.numel() for section in self._sections]
 
@@ -146,9 +150,9 @@ class Snapshot:
                 self._restore_section(number, tensors_of(model))
                 if self._device.type != "cpu":
                     torch.cuda.synchronize()
-        rng = torch.empty_like(torch.get_rng_state())
-        self._restore_section(len(self._models), [rng])
-        torch.set_rng_state(rng)
+        states = [torch.empty_like(state) for state in random_states()]
+        self._restore_section(len(self._models), states)
+        set_random_states(states)
         if self._sections[-1].numel():
             self._reference.freeze()  # for its memory; what it holds is replaced
             self._restore_section(len(self._models) + 1, self._reference.frozen or [])
