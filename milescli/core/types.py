@@ -3,6 +3,7 @@ behaviour beyond what the data implies."""
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,15 @@ from typing import Any, NewType, cast
 WeightVersion = NewType("WeightVersion", int)
 """Rises by one at each publish; 0: the weights that the engines loaded at start. staleness =
 trainer version - sample version."""
+
+
+class RewardDetail(StrEnum):
+    """What an estimator of advantages compares of rewards besides their sum."""
+
+    PARTS = "parts"
+    """`Sample.reward_parts`"""
+    TURNS = "turns"
+    """`Trajectory.rewards`"""
 
 
 class StopReason(StrEnum):
@@ -195,6 +205,18 @@ class Trajectory:
     def num_loss_tokens(self) -> int:
         """Return the number of tokens that the policy sampled."""
         return self.loss_mask.count(1)
+
+    @property
+    def turns(self) -> list[tuple[int, int]]:
+        """Return [begin, end) of each run of tokens that the policy sampled."""
+        return [run.span() for run in re.finditer(b"\x01+", self.loss_mask)]
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """Return the reward of each turn, in order; empty if only the sample's is known."""
+        if self.rewards is None:
+            return ()
+        return tuple(float(sum(self.rewards[begin:end])) for begin, end in self.turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -228,6 +228,22 @@ def _rules_with_rows(recipe: Recipe) -> Iterator[Rule]:
         ],
     )
     yield Rule(
+        recipe.joins_rows and train.batch_size == 1,
+        "`train.preference.loss=kto` needs several rows a step",
+        why="`train.batch_size` is 1, and it estimates the KL from the reference on the prompt of "
+        "one row and the response of another",
+        fix="--set train.batch_size=16",
+    )
+    yield Rule(
+        recipe.joins_rows and data.validation is not None and recipe.eval.num_prompts == 1,
+        "`train.preference.loss=kto` needs several held-out rows",
+        why="`eval.num_prompts` is 1, and it estimates the KL from the reference on the prompt of "
+        "one row and the response of another",
+        fix=["--set eval.num_prompts=64", "--set data.validation=null --set eval.every=0"],
+    )
+    if objective in ROW_OBJECTIVES:
+        yield from _rules_without_effect(recipe)
+    yield Rule(
         recipe.trains_scores and recipe.warmup.steps,
         f"`train.objective={objective}` does not support a warm-up",
         why=f"`warmup.steps` is {recipe.warmup.steps}: the warm-up imitates responses, but this "
@@ -251,4 +267,41 @@ def _rules_with_rows(recipe: Recipe) -> Iterator[Rule]:
         "`data.validation` is the same as `data.train`",
         why="the validation loss would be computed on training rows",
         fix="--set data.validation=FILE.jsonl   # other rows",
+    )
+
+
+def _rules_without_effect(recipe: Recipe) -> Iterator[Rule]:
+    """Yield the rules against settings that no built-in objective on rows reads. An objective of
+    the user's may read them."""
+    train, objective = recipe.train, f"`train.objective={recipe.train.objective}`"
+    terms = {
+        "kl_coef": (train.kl_coef, "a KL term", "0"),
+        "entropy_coef": (train.entropy_coef, "an entropy bonus", "0"),
+        "entropy_target": (train.entropy_target, "an entropy bonus", "null"),
+    }
+    for name, (value, term, off) in terms.items():
+        yield Rule(
+            value,
+            f"`train.{name}` has no effect on {objective}",
+            why=f"it is {value}, but only `train.objective=policy` has {term}",
+            fix=f"--set train.{name}={off}",
+        )
+    caches = recipe.caches_reference
+    live = ["--set train.preference.reference=live   # score the rows of each step"] * caches
+    why = (
+        "the log-probs of all rows by the reference are computed once, before the first step"
+        if caches
+        else f"{objective} has no term against the initial weights"
+    )
+    yield Rule(
+        train.reference and not recipe.scores_reference,
+        f"`train.reference=true` has no effect on {objective}",
+        why=why,
+        fix=["--set train.reference=null", *live],
+    )
+    yield Rule(
+        train.reference_every and not recipe.scores_reference,
+        "there is no reference to update",
+        why=f"`train.reference_every` is {train.reference_every}, but {why}",
+        fix=["--set train.reference_every=0", *live],
     )

@@ -237,9 +237,17 @@ class Rollout(Section):
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
-    """Yield the rules for sampling responses, and for their number."""
+    """Yield the rules for sampling responses, for their number, and for their rewards."""
     rollout, updates = recipe.rollout, recipe.train.updates_per_step
     prompts = rollout.prompts_per_step
+    is_punished = rollout.shaping == "overlong" and rollout.overlong_penalty > 0
+    yield Rule(
+        is_punished and recipe.train.advantage == "max_rl" and not recipe.learns_from_rows,
+        "`max_rl` does not support `rollout.shaping=overlong`",
+        why="the shaping makes the reward of a long wrong response negative, and `max_rl` divides "
+        "by the mean reward as a success rate",
+        fix=["--set rollout.shaping=none", "--set train.advantage=grpo"],
+    )
     yield Rule(
         rollout.top_k == 0 or rollout.top_k < -1,
         f"`rollout.top_k` cannot be {rollout.top_k}",

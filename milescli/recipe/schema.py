@@ -201,7 +201,13 @@ class Recipe(Section):
         """Return True if the weights before RL are kept, with `train.reference` resolved."""
         if self.train.reference is not None:
             return self.train.reference
-        return self.train.kl_coef > 0 or (self._compares and not self.caches_reference)
+        return self.train.kl_coef > 0 or self.scores_reference
+
+    @property
+    def scores_reference(self) -> bool:
+        """Return True if the objective is a preference loss for which these weights score the rows
+        of each step."""
+        return self._compares and not self.caches_reference
 
     @property
     def caches_reference(self) -> bool:
@@ -217,6 +223,12 @@ class Recipe(Section):
             self.train.objective == "preference"
             and self.train.preference.loss not in REFERENCE_FREE
         )
+
+    @property
+    def joins_rows(self) -> bool:
+        """Return True if a step compares each row with another one of it: KTO estimates its KL on
+        the prompt of one and the response of the other."""
+        return self.train.objective == "preference" and self.train.preference.loss == "kto"
 
     def reference_step(self, step: int) -> int:
         """Return the step after which the weights became the reference that is used after

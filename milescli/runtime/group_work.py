@@ -172,6 +172,7 @@ class GroupWork:
             training_episodes(recipe, **parts, teachers=served_teachers(recipe, inputs.tokenizer)),
             recipe=recipe,
             with_greedy=getattr(training.objective, "needs_greedy", False),
+            compared=getattr(training.objective, "compares", ()),
             journal=training.journal,
             taken=checkpoint.manifest.taken if checkpoint is not None else (),
             group_sampler=self.collectors,

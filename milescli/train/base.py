@@ -221,9 +221,10 @@ class TokenLoss:
 class Objective(Protocol[Item]):
     """Defines what one optimizer step minimises. Pure: data in, tensors out; it knows no rank, no
     engine and no vendor. Made once per process by a factory `(recipe) -> Objective`. An attribute
-    `needs_greedy = True` requests `Group.greedy_reward`; `takes` says what it trains on: "groups"
-    that engines sampled (the default), or rows of `data.train` as "chats" (Trajectory) or "pairs"
-    (Pair); `of_scores = True` says that its model gives a score instead of a next token."""
+    `needs_greedy = True` requests `Group.greedy_reward`; `compares` (a frozenset of `RewardDetail`)
+    names what it compares of rewards besides their sum, for filters; `takes` says what it trains
+    on: "groups" that engines sampled (the default), or rows of `data.train` as "chats" (Trajectory)
+    or "pairs" (Pair); `of_scores = True` says that its model gives a score, not a next token."""
 
     needs: frozenset[Stream]
     """Streams that the ranks compute before the loss (`RANK_STREAMS`)."""

@@ -81,6 +81,7 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest(place: Place) -> None:
             ["train.algorithm=ppo", "train.critic.warmup_steps=100"],
             "the policy would never learn",
         ),
+        (["train.algorithm=max_rl", "rollout.shaping=overlong"], "`max_rl` does not support"),
         (["train.kl_coef=0.1", "train.reference=false"], "needs a reference"),
         (["train.reference_every=5"], "no reference to update"),
         (["train.entropy_target=1.0", "train.entropy_coef=0.5"], "exceeds its bound"),

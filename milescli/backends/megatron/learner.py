@@ -177,9 +177,11 @@ class Learner:
             return
         self.policy.sleeper.sleep()
         model.sleeper.wake()
-        yield
-        model.sleeper.sleep()
-        self.policy.sleeper.wake()
+        try:
+            yield
+        finally:  # what follows an error, such as a save, needs the policy
+            model.sleeper.sleep()
+            self.policy.sleeper.wake()
 
     def measure(self, shard: TrainShard) -> StepReport:
         """Return the loss and figures of the shard's batch as `step` would report them, without

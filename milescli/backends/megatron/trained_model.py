@@ -92,6 +92,7 @@ class TrainedModel(LoadedModel):
                 seed=recipe.run.seed,
                 dropout=lora.dropout,
             )
+            self.passes.adapters = self.adapters
             if recipe.model.adapter is not None:
                 self.adapters.load_peft(Path(recipe.model.adapter).expanduser())
         self.model = self.passes.model = optimizer.wrap(self.model)
@@ -154,12 +155,15 @@ class TrainedModel(LoadedModel):
 
     @torch.no_grad()
     def copy_trunk(self, other: TrainedModel) -> None:
-        """Copy the weights of another model of the same family and layout, except the head."""
+        """Copy the weights of another model of the same family and layout, with its adapter merged
+        in, except the head. The layers of the models may be of different kinds."""
         release_state()
-        theirs = dict(other.model.module.named_parameters())
-        for name, parameter in self.model.module.named_parameters():
-            if name != TIED_OUTPUT:
-                parameter.copy_(theirs[name])
+        theirs = {weight.entry.megatron: weight for weight in other.weights}
+        for weight in self.weights:
+            if weight.name != TIED_OUTPUT:
+                source = theirs[weight.entry.megatron]
+                adapters = other.adapters
+                weight.parameter.copy_(adapters.merged(source) if adapters else source.parameter)
         self.optimizer.reload_model_params()
 
     def buckets(self) -> Iterator[Bucket]:

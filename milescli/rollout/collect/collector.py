@@ -10,16 +10,17 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import MilesError, RewardError, WaitTimeout
 from milescli.core.events import FlowStats, RolloutStats
 from milescli.core.plug_points import CURRICULA, FILTERS, SAMPLE_FILTERS, SELECTIONS, SHAPINGS
-from milescli.core.types import Group, Prompt, Sample, WeightVersion
+from milescli.core.types import Group, Prompt, RewardDetail, Sample, WeightVersion
 from milescli.core.units import decimal_product
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import PromptSource
@@ -101,13 +102,14 @@ class Collector:
         recipe: Recipe,
         seed_of: SeedOf | None = None,
         with_greedy: bool = False,
+        compared: Collection[RewardDetail] = (),
         journal: Journal | None = None,
         group_sampler: GroupSampler | None = None,
     ) -> None:
         """Set up collection. `with_greedy`: each group also gets the reward of a greedy response.
-        `journal`: records the sampled groups; recorded groups are not sampled again.
-        `group_sampler`: other processes sample, score and hold the groups; None: this process
-        does."""
+        `compared`: what the objective compares of rewards besides their sum. `journal`: records the
+        sampled groups; recorded groups are not sampled again. `group_sampler`: other processes
+        sample, score and hold the groups; None: this process does."""
         self._source = source
         self._episodes = episodes
         self._recipe = recipe
@@ -117,7 +119,7 @@ class Collector:
         self._shaping = resolve_isolated(SHAPINGS, recipe.rollout.shaping)
         self._selection = resolve_isolated(SELECTIONS, recipe.rollout.selection)
         self._curriculum = resolve_isolated(CURRICULA, recipe.data.curriculum)
-        self._with_greedy = with_greedy
+        self._with_greedy, self._compared = with_greedy, compared
         self._group_sampler = group_sampler
         self._journal = journal or NoJournal()
         self.refused: list[Group] = []
@@ -181,7 +183,9 @@ class Collector:
             assert 0 <= age <= bound, (
                 f"prompt {group.prompt.index}: staleness {age} at version {version}, bound {bound}"
             )
-        stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
+        stats = summarise(
+            kept=batch.kept, refused=batch.refused, version=version, compared=self._compared
+        )
         figures = {**stats.figures, **self._unscored_metric(batch)}
         skipped = getattr(self._source, "num_skipped", 0)
         self._stats = replace(stats, skipped_prompts=skipped, figures=figures)
@@ -296,9 +300,8 @@ class Collector:
     async def is_kept(self, group: Group) -> bool:
         """Return True if the recipe's filter keeps the group."""
         settings = self._recipe.rollout
-        if settings.filter in FILTERS.builtin:
-            return is_kept(self._keep, group, settings=settings)
-        return await in_thread(lambda: is_kept(self._keep, group, settings=settings))
+        check = partial(is_kept, self._keep, group, settings=settings, compared=self._compared)
+        return check() if settings.filter in FILTERS.builtin else await in_thread(check)
 
     def _next(self, count: int) -> list[tuple[int, int, Prompt]]:
         """Return the next prompts of the source, each with its position and its epoch."""

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from milescli.core.events import FlowStats, RolloutStats
-from milescli.core.types import Group, WeightVersion
+from milescli.core.types import Group, RewardDetail, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
 from milescli.rollout.collect.collector import Batch, Collector, GroupSampler, SeedOf
@@ -168,18 +168,20 @@ def open_collector(
     recipe: Recipe,
     seed_of: SeedOf | None = None,
     with_greedy: bool = False,
+    compared: Collection[RewardDetail] = (),
     journal: Journal | None = None,
     taken: Collection[int] = (),
     group_sampler: GroupSampler | None = None,
 ) -> Collector | PrefetchingCollector | CompletionOrderCollector:
     """Return the collector that the recipe's `rollout.max_staleness` and `order` ask for. `taken`:
-    positions at or after the source's that steps have taken; `group_sampler`: see `Collector`."""
+    positions at or after the source's that steps have taken; the others: see `Collector`."""
     collector = Collector(
         source,
         episodes,
         recipe=recipe,
         seed_of=seed_of,
         with_greedy=with_greedy,
+        compared=compared,
         journal=journal,
         group_sampler=group_sampler,
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -32,8 +32,13 @@ class TrajectoryStub(NamedTuple):
     version_spans: list[VersionSpan]
     """One span per weight version; their positions have no meaning."""
     role: str | None = None
-    rewards: tuple[()] | None = None
-    """Empty if the trajectory has rewards of single turns; None: it has none."""
+    rewards: tuple[float, ...] | None = None
+    """[turns], unlike a Trajectory's; None if only the sample's reward is known."""
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """Return the reward of each turn, in order; empty if only the sample's is known."""
+        return self.rewards or ()
 
 
 @dataclass(slots=True)
@@ -108,8 +113,10 @@ class GroupNumbers:
     roles: Sequence[str | None]
     """The different roles of all trajectories."""
     marks: np.ndarray
-    """[L, 2] int32 index in `roles`, and 1 if the trajectory has rewards of turns; empty if no
-    trajectory has either."""
+    """[L, 2] int32 index in `roles`, and number of rewards of turns, -1 if the trajectory has none;
+    empty if no trajectory has a role or rewards of turns."""
+    turn_rewards: np.ndarray
+    """[turns of all trajectories with rewards of turns] float64"""
     rare: Mapping[int, Mapping[str, Any]]
     """Index of a sample -> its fields that differ from their defaults."""
 
@@ -121,7 +128,12 @@ class GroupNumbers:
         roles = list(dict.fromkeys(line.role for line in lines))
         places = {role: place for place, role in enumerate(roles)}
         is_marked = roles != [None] or any(line.rewards is not None for line in lines)
-        marks = [(places[line.role], line.rewards is not None) for line in lines if is_marked]
+        of_turns = [None if line.rewards is None else line.turn_rewards for line in lines]
+        marks = [
+            (places[line.role], -1 if row is None else len(row))
+            for line, row in zip(lines, of_turns, strict=True)
+            if is_marked
+        ]
         versions = [[span.version for span in line.version_spans] for line in lines]
         rare = {
             place: own
@@ -142,6 +154,7 @@ class GroupNumbers:
             versions=np.array([(min(each), max(each)) for each in versions], np.int64),
             roles=roles,
             marks=np.array(marks, np.int32),
+            turn_rewards=np.array([x for row in of_turns for x in row or ()], np.float64),
             rare=rare,
         )
 
@@ -157,6 +170,7 @@ class GroupNumbers:
             strict=True,
         )
         marks, names = iter(self.marks.tolist()), self.roles
+        of_turns = iter(self.turn_rewards.tolist())
         is_marked = self.marks.size > 0
         columns = (self.indices, self.seeds, self.rewards, self.stops, self.num_lines)
         for index, seed, reward, stop, count in zip(
@@ -171,10 +185,9 @@ class GroupNumbers:
                         VersionSpan(start=0, end=0, version=each) for each in dict.fromkeys(seen)
                     ]
                 if is_marked:
-                    role, is_paid = next(marks)
-                    lines.append(
-                        TrajectoryStub(size, trained, own, names[role], () if is_paid else None)
-                    )
+                    role, num_turns = next(marks)
+                    rewards = None if num_turns < 0 else (*islice(of_turns, num_turns),)
+                    lines.append(TrajectoryStub(size, trained, own, names[role], rewards))
                 else:
                     lines.append(TrajectoryStub(size, trained, own))
             samples.append(SampleStub(index, seed, lines, _STOPS[stop], reward))

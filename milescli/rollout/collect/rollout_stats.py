@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, pstdev
 
 from milescli.core.events import RolloutStats
-from milescli.core.types import NO_GUESSES, Group, Sample, StopReason, WeightVersion
+from milescli.core.types import (
+    NO_GUESSES,
+    Group,
+    RewardDetail,
+    Sample,
+    StopReason,
+    WeightVersion,
+)
 from milescli.rollout.collect.selectors import has_zero_variance
 
 
@@ -17,11 +24,16 @@ def staleness_of(group: Group, version: WeightVersion) -> int:
 
 
 def summarise(
-    *, kept: Sequence[Group], refused: Sequence[Group], version: WeightVersion
+    *,
+    kept: Sequence[Group],
+    refused: Sequence[Group],
+    version: WeightVersion,
+    compared: Collection[RewardDetail] = (),
 ) -> RolloutStats:
     """Summarise a step. Counts and staleness cover the groups that are trained on; rewards,
     lengths, truncation and zero variance cover all generated groups, refused ones included, so that
-    a filter does not distort the picture of the policy."""
+    a filter does not distort the picture of the policy. `compared`: what the objective compares of
+    rewards besides their sum."""
     assert kept, "a step without groups"
     seen = [*kept, *refused]
     samples = [sample for group in seen for sample in group.samples]
@@ -34,7 +46,7 @@ def summarise(
         num_samples=sum(len(group.samples) for group in kept),
         reward_mean=fmean(rewards),
         reward_std=pstdev(rewards),
-        zero_variance_fraction=fmean(has_zero_variance(group) for group in seen),
+        zero_variance_fraction=fmean(has_zero_variance(group, compared) for group in seen),
         truncated_fraction=fmean(sample.stop_reason is StopReason.LENGTH for sample in samples),
         response_tokens_mean=fmean(lengths),
         response_tokens_max=max(lengths),

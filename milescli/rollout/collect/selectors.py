@@ -6,14 +6,14 @@ built-in plug-ins. Called by the collector."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, pvariance
 from typing import Protocol
 
 from milescli.core.errors import RecipeError
 from milescli.core.role_views import has_role_rewards, rewards_by_role
-from milescli.core.types import Group, Prompt, Sample, StopReason
+from milescli.core.types import Group, Prompt, RewardDetail, Sample, StopReason
 from milescli.core.user_code import plugin_fix
 from milescli.recipe.data import Data
 from milescli.recipe.schema import Rollout
@@ -111,7 +111,8 @@ def learnable(
 
 
 class GroupFilter(Protocol):
-    """Defines a plug-in of `rollout.filter`."""
+    """Defines a plug-in of `rollout.filter`. An attribute `needs_compared = True` requests a
+    further argument `compared`: what the objective compares of rewards besides their sum."""
 
     def __call__(self, *, group: Group, settings: Rollout) -> bool:
         """Return True to keep the group. Called once per group, when all of its samples are
@@ -119,9 +120,16 @@ class GroupFilter(Protocol):
         ...
 
 
-def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:
+def is_kept(
+    keep: GroupFilter,
+    group: Group,
+    *,
+    settings: Rollout,
+    compared: Collection[RewardDetail] = (),
+) -> bool:
     """Call the filter and return its answer. Raises RecipeError if it is neither True nor False."""
-    answer = keep(group=group, settings=settings)
+    further = {"compared": compared} if getattr(keep, "needs_compared", False) else {}
+    answer = keep(group=group, settings=settings, **further)
     return checked_bool(answer, "filter", settings.filter, of=f"prompt {group.prompt.index}")
 
 
@@ -142,10 +150,15 @@ def keep_all(*, group: Group, settings: Rollout) -> bool:
     return True
 
 
-def zero_variance(*, group: Group, settings: Rollout) -> bool:
+def zero_variance(
+    *, group: Group, settings: Rollout, compared: Collection[RewardDetail] = ()
+) -> bool:
     """Refuse groups whose rewards are all equal: their advantages are zero (dynamic sampling of
-    DAPO, arXiv 2503.14476)."""
-    return not has_zero_variance(group)
+    DAPO, arXiv 2503.14476). `compared`: as in `has_zero_variance`."""
+    return not has_zero_variance(group, compared)
+
+
+zero_variance.needs_compared = True  # type: ignore[attr-defined]
 
 
 def pass_rate(*, group: Group, settings: Rollout) -> bool:
@@ -154,10 +167,25 @@ def pass_rate(*, group: Group, settings: Rollout) -> bool:
     return settings.pass_rate_low <= fmean(group.rewards) <= settings.pass_rate_high
 
 
-def has_zero_variance(group: Group) -> bool:
-    """Return True if all rewards of the group are equal, and those of each role."""
-    of_roles = rewards_by_role(group).values() if has_role_rewards([group]) else ()
-    return all(len(set(rewards)) <= 1 for rewards in (group.rewards, *of_roles))
+def has_zero_variance(group: Group, compared: Collection[RewardDetail] = ()) -> bool:
+    """Return True if all rewards of the group are equal, and those of each role. `compared`: also
+    each part of the reward, or the rewards of turns."""
+    rows: list[Sequence[object]] = [group.rewards]
+    if has_role_rewards([group]):
+        rows += rewards_by_role(group).values()
+    if RewardDetail.PARTS in compared:
+        names = {name for sample in group.samples for name in sample.reward_parts}
+        rows += [[one.reward_parts.get(name, 0.0) for one in group.samples] for name in names]
+    if RewardDetail.TURNS in compared:
+        rows.append([_turn_rewards(sample) for sample in group.samples])
+    return all(len(set(row)) <= 1 for row in rows)
+
+
+def _turn_rewards(sample: Sample) -> tuple[tuple[float, ...], ...]:
+    """Return the rewards of turns of each trajectory; empty if all are 0, whatever the number of
+    turns."""
+    rows = tuple(line.turn_rewards for line in sample.trajectories)
+    return rows if any(map(any, rows)) else ()
 
 
 class SampleFilter(Protocol):

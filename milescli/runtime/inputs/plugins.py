@@ -71,7 +71,7 @@ def load_train_plugins(recipe: Recipe) -> None:
         raise RecipeError(
             f"the objective `{name}` needs a reference",
             why="the recipe keeps no reference: `train.kl_coef` is 0 and `train.reference` is "
-            "not set",
+            + ("not set" if recipe.train.reference is None else "false"),
             fix="--set train.reference=true",
         )
 

@@ -155,6 +155,13 @@ def _load_rows(
                 tokenizer=tokenizer,
                 folder=run.path,
             )
+            if recipe.joins_rows and len(rows[key]) == 1:
+                raise DataError(
+                    f"`train.preference.loss=kto` needs several rows in `data.{key}`",
+                    why=f"one row of {report.path} can be learned from, and the KL from the "
+                    "reference is estimated on the prompt of one row and the response of another",
+                    fix=f"--set data.{key}=FILE.jsonl   # with more rows",
+                )
             loaded.reports[key] = report
             if report.note and output is not None:
                 output.warn(report.note)

@@ -55,10 +55,18 @@ def estimate(
 ) -> AdvantageRows:
     """Return the estimator's advantages, computed separately for each role with a reward of its
     own. `weights`: of the recipe's rewards; `state`: the estimator's state. Raises RecipeError
-    unless each sample or token gets one finite number."""
+    unless each sample or token gets one finite number, and if a role has a reward of its own, but
+    the estimator compares with a greedy response."""
     if keeps_state(estimator):
         return _call_estimator(estimator, groups, settings=settings, state=dict(state))
     if has_role_rewards(groups):
+        if getattr(estimator, "needs_greedy", False):
+            raise RecipeError(
+                f"`{name_of(estimator)}` does not support rewards of roles",
+                why="the agent gave a role its own reward, but the greedy response that "
+                "`train.advantage` compares with has only the episode's reward",
+                fix="--set train.advantage=rloo",
+            )
         return _by_role(estimator, groups, settings=settings, weights=weights)
     return _call_estimator(
         estimator, groups, settings=settings, **_extra_arguments(estimator, weights)
@@ -392,7 +400,7 @@ def returns_of(sample: Sample, *, gamma: float) -> dict[tuple[int, int], float]:
     of its trajectory. The part of the sample's reward beyond the sum of its turns' rewards comes at
     the end of each trajectory."""
     rewards = [
-        [_sum_of(trajectory, span) for span in _sampled_runs(trajectory)]
+        trajectory.turn_rewards or (0.0,) * len(trajectory.turns)
         for trajectory in sample.trajectories
     ]
     rest = (sample.reward or 0.0) - sum(map(sum, rewards))
@@ -407,11 +415,6 @@ def returns_of(sample: Sample, *, gamma: float) -> dict[tuple[int, int], float]:
 
 
 turns.reads_tokens = True  # type: ignore[attr-defined]
-
-
-def _sum_of(trajectory: Trajectory, span: tuple[int, int]) -> float:
-    rewards = trajectory.rewards
-    return float(sum(rewards[span[0] : span[1]])) if rewards is not None else 0.0
 
 
 def _normalise_turns(
@@ -441,7 +444,7 @@ def _at_tokens(sample: Sample, own: Mapping[tuple[int, int], float]) -> list[np.
     made = []
     for index, trajectory in enumerate(sample.trajectories):
         row = np.zeros(trajectory.num_tokens, np.float32)
-        for turn, (begin, end) in enumerate(_sampled_runs(trajectory)):
+        for turn, (begin, end) in enumerate(trajectory.turns):
             row[begin:end] = own.get((index, turn), 0.0)
         made.append(row)
     return made
@@ -513,7 +516,7 @@ def _observations(line: Trajectory) -> list[tuple[bytes, ...]]:
     """Return [turns] the observation before each turn: the tokens since the previous turn, and the
     hashes of the images among them."""
     ids, before, observations = np.frombuffer(line.token_ids, np.int32), 0, []
-    for begin, end in _sampled_runs(line):
+    for begin, end in line.turns:
         shown = (s.sha256.encode() for s in line.image_spans if before <= s.start < begin)
         observations.append((ids[before:begin].tobytes(), *shown))
         before = end
@@ -526,11 +529,3 @@ def _by_sample(group: Group, own: Mapping[Place, float]) -> list[list[np.ndarray
     for (i, j, t), value in own.items():
         of[i][j, t] = value
     return [_at_tokens(sample, row) for sample, row in zip(group.samples, of, strict=True)]
-
-
-def _sampled_runs(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """Return [begin, end) of each run of tokens that the policy sampled: the turns of a
-    trajectory."""
-    mask = np.frombuffer(trajectory.loss_mask, np.int8)
-    edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

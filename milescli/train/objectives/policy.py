@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from milescli.core.plug_points import ADVANTAGES, AGGREGATIONS, CORRECTIONS, CREDITS, SURROGATES
-from milescli.core.types import Group, Sample, StepReport
+from milescli.core.types import Group, RewardDetail, Sample, StepReport
 from milescli.platform.lazy import torch
 from milescli.recipe.distill import teachers_by_source
 from milescli.recipe.schema import Recipe
@@ -143,6 +143,11 @@ class Policy:
         self.needs = frozenset(needs - {Stream.UNIFORM})
         self.credits_samples = train.credit == "sample" and credit is None
         """Each token has what the driver gave its sample."""
+        reads_turns = self.advantages_read_tokens or not self.credits_samples
+        reads_parts = getattr(self.advantage, "needs_weights", False)
+        details = {RewardDetail.TURNS: reads_turns, RewardDetail.PARTS: reads_parts}
+        self.compares = frozenset(detail for detail, is_read in details.items() if is_read)
+        """What of rewards besides their sum makes advantages."""
 
     def sequences(self, items: Sequence[Group]) -> list[TrainSequence]:
         """Return one sequence per trajectory; updates never split a group."""
@@ -302,6 +307,9 @@ class Policy:
         penalty = torch.zeros_like(given)
         if self.is_taught:
             given = distill.reward_weight * given
+            if Stream.TURN_REWARD in tokens:
+                of_turns = tokens[Stream.TURN_REWARD]
+                tokens[Stream.TURN_REWARD] = distill.reward_weight * of_turns
         if self.kl_in_reward:
             old, reference = tokens[Stream.OLD], tokens[Stream.REFERENCE]
             kl = kl_estimate(old, reference, kind=self.settings.kl_estimator)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from milescli.core.types import Pair, Trajectory
+from milescli.data.chat_masks import truncated
 from milescli.platform.lazy import torch
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import REFERENCE_FREE, Preference
@@ -101,26 +102,37 @@ def _sequence(side: Trajectory, *, kind: float, number: int, weighs: bool) -> Tr
 
 
 def _mismatched(items: Sequence[Pair]) -> list[tuple[Trajectory, Trajectory]]:
-    """Return (side, a side of the next row) for each side."""
-    return [
-        (side, after.sides[min(place, len(after.sides) - 1)])
-        for pair, after in zip(items, [*items[1:], items[0]], strict=True)
-        for place, side in enumerate(pair.sides)
-    ]
+    """Return (side, a side of the next row) for each side. A step of more rows than the file has
+    contains a row twice: the next one is the next other row."""
+    made = list[tuple[Trajectory, Trajectory]]()
+    for number, pair in enumerate(items):
+        others = (one for one in [*items[number:], *items[:number]] if one.index != pair.index)
+        if (after := next(others, None)) is None:
+            continue  # of the only row, every response is one to its own prompt
+        made += [
+            (side, after.sides[min(place, len(after.sides) - 1)])
+            for place, side in enumerate(pair.sides)
+        ]
+    return made
 
 
 def _joined(prompt: Trajectory, other: Trajectory, most: int) -> Trajectory:
-    """Return the prompt of one trajectory joined with the response of the other, cut to at most
-    `most` tokens."""
+    """Return the prompt of one trajectory joined with the response of the other, with the images of
+    both, cut to at most `most` tokens."""
     start, begin = (side.loss_mask.index(1) for side in (prompt, other))
-    end = begin + max(1, most - start)
-    return Trajectory(
-        token_ids=prompt.token_ids[:start] + other.token_ids[begin:end],
-        loss_mask=prompt.loss_mask[:start] + other.loss_mask[begin:end],
-        logprobs=prompt.logprobs[:start] + other.logprobs[begin:end],
+    moved = [
+        replace(span, start=span.start - begin + start)
+        for span in other.image_spans
+        if span.start >= begin
+    ]
+    whole = Trajectory(
+        token_ids=prompt.token_ids[:start] + other.token_ids[begin:],
+        loss_mask=prompt.loss_mask[:start] + other.loss_mask[begin:],
+        logprobs=prompt.logprobs[:start] + other.logprobs[begin:],
         version_spans=[],
-        image_spans=tuple(span for span in prompt.image_spans if span.start < start),
+        image_spans=(*(span for span in prompt.image_spans if span.start < start), *moved),
     )
+    return truncated(whole, max(most, start + 1))
 
 
 _MEAN_OF_SIDES = ("ipo", "sigmoid_norm", "simpo", "orpo")

@@ -31,7 +31,7 @@ from tests.backends.megatron.indexer_cases import (  # noqa: F401
     indexer_packed,
     indexer_steps,
 )
-from tests.backends.megatron.lora_cases import adapter_and_merged  # noqa: F401
+from tests.backends.megatron.lora_cases import adapter_and_merged, dropout_steps  # noqa: F401
 from tests.backends.megatron.measuring import (  # noqa: F401  (cases that `world` calls)
     measure_memory,
     plain_steps,
@@ -44,7 +44,7 @@ from tests.backends.megatron.mtp_cases import (  # noqa: F401
     trunk_differs,
 )
 from tests.backends.megatron.packed_cases import packed_tokens_differ  # noqa: F401
-from tests.backends.megatron.ppo_cases import ppo_steps  # noqa: F401
+from tests.backends.megatron.ppo_cases import critic_of_adapter, ppo_steps  # noqa: F401
 from tests.backends.megatron.quantised_cases import quantised_steps, reference_steps  # noqa: F401
 from tests.backends.megatron.routing_cases import routing_effect  # noqa: F401
 from tests.backends.megatron.row_cases import row_steps, trained_scores  # noqa: F401
@@ -55,7 +55,10 @@ from tests.backends.megatron.saving_cases import (  # noqa: F401
 )
 from tests.backends.megatron.shard_cases import published_in_shards, shard_checksums  # noqa: F401
 from tests.backends.megatron.shared_cases import shared_prompts  # noqa: F401
-from tests.backends.megatron.snapshot_cases import goes_on_from_copy  # noqa: F401
+from tests.backends.megatron.snapshot_cases import (  # noqa: F401
+    goes_on_from_copy,
+    random_states_return,
+)
 from tests.backends.megatron.told_cases import told_by_a_step  # noqa: F401
 from tests.backends.megatron.turns_cases import turns_and_alone  # noqa: F401
 from tests.backends.megatron.vision_cases import (  # noqa: F401

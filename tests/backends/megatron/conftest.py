@@ -306,6 +306,19 @@ class Worlds:
                 **plain,
             },
             *self._engine_differences(),
+            {
+                "name": "random states",
+                "call": "random_states_return",
+                "model": self.models["dense"],
+                "folder": self._folder("random-states"),
+                **plain,
+            },
+            {
+                "name": "lora dropout",
+                "call": "dropout_steps",
+                "model": self.models["dense"],
+                **plain,
+            },
             *(
                 {
                     "name": f"routing {name}",

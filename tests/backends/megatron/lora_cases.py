@@ -11,7 +11,12 @@ from safetensors.torch import load_file
 
 from milescli.export.adapter import read_trained_adapter, write_adapter, write_merged
 from milescli.platform.ports import free_ports
-from tests.backends.megatron.harness import policy_shard, scores_everywhere, trainer
+from tests.backends.megatron.harness import (
+    policy_shard,
+    rows_shard,
+    scores_everywhere,
+    trainer,
+)
 from tests.backends.megatron.layouts import layout_case
 
 RANK = {"lora": {"rank": 4}}
@@ -115,6 +120,36 @@ def adapter_and_merged(
         "sent": {name for name in sent if not torch.equal(sent[name], on_disk[name])},
         "unsent": on_disk.keys() - sent.keys(),
     }
+
+
+def dropout_steps(
+    *, rank: int, size: int, port: int, model: str, layout: dict
+) -> dict[str, list[tuple[float, torch.Tensor]]]:
+    """The loss and the gradients of three passes over the same rows with dropout, without and with
+    recomputation. Before them comes the loss of `measure`, which has no dropout."""
+    seen = {}
+    for recompute in ("none", "full"):
+        made = trainer(
+            rank=rank,
+            size=size,
+            port=port if recompute == "none" else free_ports(1)[0],
+            model=model,
+            layout=layout,
+            train={"lora": {"rank": 4, "dropout": 0.5}, "recompute": recompute},
+        )
+        chance = np.random.default_rng(0)
+        rows = [chance.integers(0, made.facts.vocab_size, 20).tolist() for _ in range(4)]
+        shard = rows_shard(made, rows)
+        for _ in range(3):
+            made.step(shard, 3e-2)
+        measured = made.measure(shard).loss
+        seen[recompute] = [(measured, torch.zeros(1))]
+        for _ in range(3):
+            loss = made.step(shard, None).report.loss
+            gradients = [buffer.grad_data.clone() for buffer in made.policy.model.buffers]
+            seen[recompute].append((loss, torch.cat(gradients)))
+        made.close()
+    return seen
 
 
 def _difference(ours: list[list[float]], theirs: list[list[float]]) -> float:

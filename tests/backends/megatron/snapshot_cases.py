@@ -73,6 +73,31 @@ def goes_on_from_copy(
     return {"went on": went_on, "restored": restored, "sizes": sizes}
 
 
+def random_states_return(
+    *, rank: int, size: int, port: int, model: str, layout: dict, folder: str
+) -> dict[str, bool]:
+    """Whether host and device draw the same numbers again after a checkpoint, and after a copy. The
+    device's generator is another of the host here."""
+    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
+    of_device = torch.Generator().manual_seed(7)
+    torch.cuda.get_rng_state = lambda device=None: of_device.get_state()
+    torch.cuda.set_rng_state = lambda state, device=None: of_device.set_state(state)
+
+    def drawn() -> list[float]:
+        return [*torch.rand(3).tolist(), *torch.rand(3, generator=of_device).tolist()]
+
+    made.save(folder, False)
+    made.finish_save()
+    made.take_copy()
+    expected = drawn()
+    made.load(folder)
+    of_checkpoint = drawn()
+    made.take_over()
+    of_copy = drawn()
+    made.close()
+    return {"checkpoint": of_checkpoint == expected, "copy": of_copy == expected}
+
+
 def _read(made: TrainerRank, section: int, size: int) -> list[np.ndarray]:
     return [
         made.read_copy(section, offset, min(PART, size - offset)).copy()

@@ -33,19 +33,33 @@ def pair(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
     return {"policy": models["dense"], "critic": str(critic)}
 
 
+def _of_adapter(models: dict[str, str], folder: Path, layout: dict) -> dict:
+    """The case of a critic that starts from a policy with an adapter."""
+    critic = score_model(Path(models["dense"]), folder / "own", pad_id=None, seed=0)
+    folders = {"model": models["dense"], "critic": str(critic)}
+    return {"name": "adapter", "call": "critic_of_adapter", "layout": layout, **folders}
+
+
 @pytest.fixture(scope="module")
-def one(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> world.Results:
+def one(
+    pair: dict[str, str], models: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> world.Results:
     """What one process says."""
     copied = {"name": "copy", "call": "goes_on_from_copy", "layout": {}}
     folders = {"model": pair["policy"], "critic": pair["critic"]}
-    cases = [*ppo_cases("one", **pair), {**copied, **folders}]
-    return world.run_world(1, cases, tmp_path_factory.mktemp("ppo") / "one")
+    root = tmp_path_factory.mktemp("ppo")
+    cases = [*ppo_cases("one", **pair), {**copied, **folders}, _of_adapter(models, root, {})]
+    return world.run_world(1, cases, root / "one")
 
 
 @pytest.fixture(scope="module")
-def two(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> world.Results:
+def two(
+    pair: dict[str, str], models: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> world.Results:
     """What two say."""
-    return world.run_world(2, ppo_cases("two", **pair), tmp_path_factory.mktemp("ppo") / "two")
+    root = tmp_path_factory.mktemp("ppo")
+    sharded = _of_adapter(models, root, {"tp": 2, "sequence_parallel": True})
+    return world.run_world(2, [*ppo_cases("two", **pair), sharded], root / "two")
 
 
 def _steps() -> list[list[list[dict]]]:
@@ -107,3 +121,13 @@ def test_a_copy_of_the_state_has_the_critic_too(one: world.Results) -> None:
     assert told["restored"] == told["went on"]
     assert len(told["sizes"]) == 4, "policy, critic, random numbers, reference"
     assert "value_loss" in told["restored"][0]
+
+
+@pytest.mark.parametrize("which", ["one", "two"])
+def test_a_critic_starts_from_the_policy_with_its_adapter(
+    request: pytest.FixtureRequest, which: str
+) -> None:
+    told = request.getfixturevalue(which)["adapter"]
+    assert told["apart"] == ["score.weight"] and not told["differs"]
+    layers = {name.partition(".layers.")[2].partition(".")[0] for name in told["changed"]}
+    assert len(layers) > 1 and "" not in layers, told["changed"]

@@ -6,13 +6,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from milescli.core.errors import MilesError, RewardError, WaitTimeout, WorkerDied
-from milescli.core.types import Group, WeightVersion
+from milescli.core.types import Group, Prompt, WeightVersion
+from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
-from milescli.rollout.collect.collector import Collector, sampling_seed
+from milescli.rollout.collect.collector import Collector, Progress, sampling_seed
+from milescli.rollout.collect.prefetching import open_collector
+from milescli.train.objectives import load_objective
 from tests.rollout.engines import (
     ScriptedEngine,
     make_episodes,
@@ -20,6 +24,7 @@ from tests.rollout.engines import (
     make_scorer,
     make_source,
 )
+from tests.samples import make_group, make_sample, make_trajectory
 
 V0 = WeightVersion(0)
 
@@ -181,6 +186,32 @@ def test_filtering_is_bounded_and_says_so() -> None:
     )
     error = _failing(collector, MilesError)
     assert "0 of 4 after 3 rounds, 12 rejected; the mean reward is 1.000" in str(error)
+
+
+class _Parts:
+    """Samples groups whose rewards are equal sums, of different parts for odd prompts."""
+
+    async def group(self, epoch: int, prompt: Prompt, position: int, progress: Progress) -> Group:
+        sample = make_sample(make_trajectory([1], [2]), reward=1.0)
+        parts = [{"math": 1.0}, {"form": 1.0} if prompt.index % 2 else {"math": 1.0}]
+        return make_group([replace(sample, reward_parts=own) for own in parts], prompt=prompt)
+
+
+def test_equal_sums_are_kept_if_the_objective_compares_their_parts() -> None:
+    sizes = {"prompts_per_step": 2, "samples_per_prompt": 2}
+    recipe = make_recipe(filter="zero_variance", **sizes)
+    train = {"advantage": "gdpo"}
+    objective = load_objective("policy", Recipe.model_validate({"train": train}))
+    collector = open_collector(
+        make_source(),
+        make_episodes(ScriptedEngine()),
+        recipe=recipe,
+        compared=objective.compares,
+        group_sampler=_Parts(),
+    )
+    (groups,) = _take(collector)
+    assert [group.prompt.index for group in groups] == [1, 3]
+    assert collector.stats.zero_variance_fraction == 0.5
 
 
 def test_without_a_filter_flat_groups_are_kept_and_counted() -> None:

@@ -17,6 +17,7 @@ from milescli.core.types import (
     Group,
     Guesses,
     Prompt,
+    RewardDetail,
     StopReason,
     Trajectory,
     WeightVersion,
@@ -37,7 +38,12 @@ ROLES = (None, "solver", "critic")
 
 def _line(size: int, role: str | None, paid: float | None, version: int) -> Trajectory:
     made = make_trajectory([1, 2], range(size), version=version)
-    rewards = None if paid is None else array("f", [0.0] * (size + 1) + [paid])
+    first = 0.1 if paid and size > 2 else 0.0
+    if first:  # two turns
+        made = replace(made, loss_mask=bytes([0, 0, 1, 0, *[1] * (size - 2)]))
+    rewards = None if paid is None else array("f", [0.0, 0.0, *[0.0] * (size - 1), paid])
+    if rewards is not None and first:
+        rewards[2] = first
     return replace(made, role=role, rewards=rewards)
 
 
@@ -55,7 +61,7 @@ _samples = st.builds(
         reward_parts={"math": reward} if guessed else {},
     ),
     lines=st.lists(
-        st.tuples(st.integers(1, 8), st.sampled_from(ROLES), st.sampled_from([None, 0.5])),
+        st.tuples(st.integers(1, 8), st.sampled_from(ROLES), st.sampled_from([None, 0.0, 0.5])),
         min_size=1,
         max_size=3,
     ),
@@ -97,8 +103,9 @@ def _numbers(groups: list[Group]) -> list[Group]:
 @settings(max_examples=50, deadline=None)
 def test_statistics_and_decisions_are_the_same(groups: list[Group]) -> None:
     light, rollout = _numbers(groups), RECIPE.rollout
-    summary = partial(summarise, refused=[], version=WeightVersion(3))
-    assert summary(kept=light) == summary(kept=groups)
+    for compared in ((), (RewardDetail.PARTS,), (RewardDetail.TURNS,)):
+        summary = partial(summarise, refused=[], version=WeightVersion(3), compared=compared)
+        assert summary(kept=light) == summary(kept=groups)
     for ours, theirs in zip(light, groups, strict=True):
         assert (ours.epoch, ours.prompt, ours.rewards) == (
             theirs.epoch,

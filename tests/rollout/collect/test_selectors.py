@@ -4,7 +4,9 @@ are kept, and rewards between scoring and training."""
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from milescli.core.errors import RecipeError
 from milescli.core.examples import example_groups
 from milescli.core.plug_points import FILTERS, SHAPINGS
-from milescli.core.types import Group, Prompt, WeightVersion
+from milescli.core.types import Group, Prompt, RewardDetail, Sample, WeightVersion
 from milescli.recipe.data import Data
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.recipe.section import refuse
@@ -266,6 +268,42 @@ def test_filters_keep_what_teaches(name: str, rewards: list[float], expected: bo
     assert (
         is_kept(resolve_isolated(FILTERS, name), rewarded(rewards), settings=settings) is expected
     )
+
+
+def _paid(*turns: float, reward: float = 1.0, **parts: float) -> Sample:
+    """A sample of turns of one token each, with their rewards."""
+    mask = [place % 2 == 0 for place in range(2 * len(turns))]
+    line = make_trajectory([1], range(len(mask)), mask=mask)
+    row = [0.0, *(x for reward in turns for x in (reward, 0.0))]
+    paid = replace(line, rewards=array("f", row) if turns else None)
+    return replace(make_sample(paid, reward=reward), reward_parts=parts)
+
+
+@pytest.mark.parametrize(
+    ("samples", "detail"),
+    [
+        ([_paid(math=1.0, form=0.0), _paid(math=0.5, form=1.0)], RewardDetail.PARTS),
+        ([_paid(math=1.0), _paid(form=2.0)], RewardDetail.PARTS),
+        ([_paid(1.0, 0.0), _paid(0.0, 1.0)], RewardDetail.TURNS),
+        ([_paid(1.0), _paid(0.0, 1.0)], RewardDetail.TURNS),
+    ],
+)
+def test_groups_differ_where_the_estimator_compares_more_than_the_sums(
+    samples: list[Sample], detail: RewardDetail
+) -> None:
+    keep, settings = resolve_isolated(FILTERS, "zero_variance"), Rollout(filter="zero_variance")
+    group = make_group(samples)
+    assert is_kept(keep, group, settings=settings, compared={detail})
+    others = {*RewardDetail} - {detail}
+    assert not is_kept(keep, group, settings=settings, compared=others)
+    same = make_group([samples[0], samples[0]])
+    assert not is_kept(keep, same, settings=settings, compared={*RewardDetail})
+
+
+def test_turns_that_got_nothing_are_equal_however_many_there_are() -> None:
+    group = make_group([_paid(0.0, reward=0.0), _paid(0.0, 0.0, reward=0.0)])
+    keep, settings = resolve_isolated(FILTERS, "zero_variance"), Rollout(filter="zero_variance")
+    assert not is_kept(keep, group, settings=settings, compared={RewardDetail.TURNS})
 
 
 def test_a_filter_that_says_neither_is_named() -> None:

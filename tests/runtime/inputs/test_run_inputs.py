@@ -129,6 +129,24 @@ def test_a_held_out_prompt_that_rows_teach_is_refused(tmp_path: Path, row: dict)
         prepare_inputs(loaded.recipe, RunDir(path=tmp_path / "run"))
 
 
+@pytest.mark.parametrize("short", ["train", "validation"])
+def test_kto_needs_two_rows_of_each_file(tmp_path: Path, short: str) -> None:
+    rows = [{"prompt": text, "completion": text, "label": True} for text in ("one", "two", "three")]
+    lines = [json.dumps(row) for row in rows]
+    for name, mine in {"train": lines, "validation": lines[::-1]}.items():
+        kept = mine[:1] if name == short else mine
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(kept))
+    (tmp_path / "my.yaml").write_text(TINY)
+    sets = [
+        *(f"data.{name}={tmp_path}/{name}.jsonl" for name in ("train", "validation")),
+        "train.objective=preference",
+        "train.preference.loss=kto",
+    ]
+    loaded = load("my.yaml", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    with pytest.raises(DataError, match=f"needs several rows in `data.{short}`"):
+        prepare_inputs(loaded.recipe, RunDir(path=tmp_path / "run"))
+
+
 @pytest.mark.parametrize(("family", "is_shown"), [("qwen2_5_vl", True), ("qwen3", False)])
 def test_rows_with_images_of_tools_are_taken_in_before_there_is_a_tokenizer(
     family: str, is_shown: bool, tmp_path: Path

@@ -72,6 +72,15 @@ def test_baselines_are_what_their_papers_subtract(batch: list[list[tuple[float, 
         assert made["max_rl"][index] == pytest.approx(expected)
 
 
+def test_remax_refuses_rewards_that_the_greedy_response_lacks() -> None:
+    """An agent of the user's gives them; those of the recipe are refused before the launch."""
+    line = replace(make_trajectory([1], [2]), role="pro")
+    sample = replace(make_sample(line, reward=0.0), role_rewards={"pro": 10.0})
+    group = replace(make_group([sample, sample]), greedy_reward=0.0)
+    with pytest.raises(RecipeError, match="`remax` does not support rewards of roles"):
+        _of("remax", [group])
+
+
 def test_remax_subtracts_the_reward_of_the_greedy_response() -> None:
     (group,) = _groups([[(1.0, 2), (0.0, 3)]])
     (row,) = _of("remax", [replace(group, greedy_reward=0.25)])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from milescli.core.types import Trajectory
+from milescli.core.types import RewardDetail, Trajectory
 from milescli.recipe.schema import Recipe
 from milescli.train.aggregation import LossShare
+from milescli.train.contract import packed
 from milescli.train.kl import kl_estimate
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
@@ -109,6 +111,19 @@ def test_it_asks_for_no_stream_that_it_can_do_without(
     assert load_objective("policy", recipe).needs == needs
 
 
+@pytest.mark.parametrize(
+    ("train", "compares"),
+    [
+        ({}, set()),
+        ({"advantage": "gdpo"}, {RewardDetail.PARTS}),
+        *(({"advantage": name}, {RewardDetail.TURNS}) for name in ("turns", "gigpo", "hgpo")),
+        ({"credit": "to_go"}, {RewardDetail.TURNS}),
+    ],
+)
+def test_it_names_what_it_compares_of_rewards(train: dict, compares: set[RewardDetail]) -> None:
+    assert _policy(**train).compares == compares
+
+
 def test_a_sample_of_several_trajectories_counts_once() -> None:
     long = make_sample(
         make_trajectory([1], [2, 3, 4]), make_trajectory([1, 9], [5]), reward=1.0, index=0
@@ -144,6 +159,29 @@ def test_a_role_that_is_not_trained_costs_the_trainer_nothing_and_weighs_nothing
         assert np.array_equal(one.streams[Stream.ADVANTAGE], other.streams[Stream.ADVANTAGE])
     silent = make_group([make_sample(host, reward=0.0), make_sample(solver, reward=1.0)])
     assert len(_policy().sequences([silent])) == 2, "a sample is never left without a sequence"
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25, 1.0])
+def test_the_weight_of_rewards_beside_a_teacher_scales_those_of_turns(weight: float) -> None:
+    def line(*rewards: float) -> Trajectory:
+        return replace(make_trajectory([1], [2, 3, 4]), rewards=array("f", [0.0, *rewards]))
+
+    samples = [
+        make_sample(line(1.0, 0.0, 0.0), reward=1.0, index=0),
+        make_sample(line(0.0, 0.0, 0.5), reward=0.5, index=1),
+    ]
+
+    def advantages(weight: float) -> torch.Tensor:
+        distill = {"teachers": [{"path": "teacher"}], "reward_weight": weight}
+        policy = _policy(advantage="reinforce", credit="to_go", gamma=0.9, distill=distill)
+        sequences = policy.sequences([make_group(samples)])
+        agreed = torch.full((6,), -1.0)
+        tokens = packed(sequences, extra={Stream.OLD: agreed, Stream.TEACHER: agreed})
+        policy.complete(tokens)
+        return tokens[Stream.ADVANTAGE]
+
+    assert advantages(1.0).any()
+    torch.testing.assert_close(advantages(weight), weight * advantages(1.0))
 
 
 def of_the_user(*, recipe: Recipe) -> Policy:

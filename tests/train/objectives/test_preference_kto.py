@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from milescli.core.types import Pair, Trajectory
+from milescli.core.types import ImageSpan, Pair, Trajectory
 from milescli.recipe.schema import Recipe
 from milescli.train.objectives import load_objective
 from milescli.train.streams import Stream
@@ -110,6 +112,44 @@ def test_no_response_stands_beside_its_own_prompt() -> None:
     matched = [sequence.token_ids[1] - sequence.token_ids[0] == 100 for sequence in sequences]
     assert matched == [True] * 6 + [False] * 6
     assert [sequence.share for sequence in sequences] == [1.0] * 6 + [0.0] * 6
+
+
+def test_a_row_that_a_step_has_twice_is_joined_with_another() -> None:
+    """A step of more rows than the file has crosses epochs."""
+    first, other = (
+        Pair(index=index, chosen=make_trajectory([100 + index], [200 + index]), rejected=None)
+        for index in range(2)
+    )
+
+    def joined(items: list[Pair]) -> list[list[int]]:
+        sequences = load_objective("preference", RECIPE).sequences(items)
+        return [sequence.token_ids.tolist() for sequence in sequences[len(items) :]]
+
+    assert joined([first, first, other]) == [[100, 201], [100, 201], [101, 200]]
+    assert joined([first, first]) == [], "no response stands beside its own prompt"
+
+
+def test_joined_sequences_show_the_images_of_both_rows() -> None:
+    def image(start: int, name: str) -> ImageSpan:
+        return ImageSpan(start=start, num_tokens=2, grid=(1, 2, 1), sha256=name)
+
+    asked = replace(make_trajectory([8, 9, 9], [4, 5]), image_spans=[image(1, "asked")])
+    later = replace(
+        make_trajectory([9, 9], [6, 7, 9, 9, 5], mask=[True, True, False, False, True]),
+        image_spans=[image(0, "first"), image(4, "second")],
+    )
+    items = [
+        Pair(index=index, chosen=side, rejected=None) for index, side in enumerate((asked, later))
+    ]
+
+    def joined(most: int) -> tuple[list[int], list[tuple[int, str]]]:
+        data = RECIPE.data.model_copy(update={"max_row_tokens": most})
+        recipe = RECIPE.model_copy(update={"data": data})
+        made = load_objective("preference", recipe).sequences(items)[len(items)]
+        return made.token_ids.tolist(), [(span.start, span.sha256) for span in made.image_spans]
+
+    assert joined(12) == ([8, 9, 9, 6, 7, 9, 9, 5], [(1, "asked"), (5, "second")])
+    assert joined(6) == ([8, 9, 9, 6, 7], [(1, "asked")]), "nothing is seen of a part of an image"
 
 
 def test_joined_sequences_are_no_longer_than_rows() -> None:

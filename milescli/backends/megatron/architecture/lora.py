@@ -44,6 +44,7 @@ from milescli.models.adapter import (
     checkpoint_key,
     experts_module,
     is_shared,
+    merge_weight,
     parts_of,
     read_shape,
 )
@@ -76,6 +77,8 @@ class Adapters:
         for entry in table.entries:
             by_module[parts_of(entry.megatron)[0]].append(entry)
         self._pairs = list[_LayerPairs]()
+        self._of_weight = dict[str, _LayerPairs]()
+        """Name of an adapted layer's matrix -> its pairs."""
         for weight in base:
             module_name, _, last = weight.name.rpartition(".")
             adapted = by_module.get(weight.entry.megatron.removesuffix(".weight"), [])
@@ -95,10 +98,23 @@ class Adapters:
                 dropout=dropout,
             )
             self._pairs.append(pair)
+            self._of_weight[weight.name] = pair
         self.reset(seed)
         _let_gradients_through(model)
         self.weights = local_weights(model, table, mesh, of_adapter=True)
         """Of the adapter alone, in the order of the model."""
+
+    def merged(self, weight: LocalWeight) -> torch.Tensor:
+        """Return this rank's part of a weight of the model with the adapter merged in."""
+        pairs = self._of_weight.get(weight.name)
+        return weight.parameter if pairs is None else pairs.merged(weight.parameter)
+
+    def set_dropout(self, is_on: bool) -> None:
+        """Apply dropout from now on, or stop it. A pass that trains needs it, and one that only
+        scores does not. Whether autograd records cannot tell them apart: recomputation runs its
+        first forward pass without gradient, and its outputs are those of the loss."""
+        for pair in self._pairs:
+            pair.drops = is_on
 
     def sharded_state(self) -> dict[str, ShardedTensor]:
         """Return the matrices by name, as `dist_checkpointing` saves and loads them under any
@@ -176,6 +192,8 @@ class _LayerPairs:
         experts share."""
         self._entries, self._mesh = entries, mesh
         self._scaling, self._dropout = scaling, dropout
+        self.drops = False
+        """True if dropout is applied."""
         base, rule = weight.parameter, weight.entry.rule
         size, _ = cut(rule.sharding, mesh)
         self._cut = rule.sharding.dim if size > 1 else None
@@ -255,7 +273,7 @@ class _LayerPairs:
     def _delta(self, x: torch.Tensor) -> torch.Tensor:
         """Return the adapter's output, [..., in] -> [..., out], sharded as the layer's output
         is."""
-        if self._dropout and torch.is_grad_enabled():  # what is only scored is scored whole
+        if self.drops and self._dropout:
             x = F.dropout(x, self._dropout)
         firsts, second = self._matrices[A], self._fused(self._matrices[B])
         first = torch.cat(firsts) if len(firsts) > 1 else firsts[0]
@@ -284,6 +302,16 @@ class _LayerPairs:
                 else reduce_from_tensor_model_parallel_region(between, group=self._group)
             )
         return product(between, second)
+
+    def merged(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return W + scaling * B A, [out, in], sharded as the layer's matrix `weight` is."""
+        firsts, seconds = (
+            [matrix.detach().to(self._mesh.device) for matrix in self._matrices[which]]
+            for which in (A, B)
+        )
+        here = weight.detach().to(self._mesh.device)
+        second = self._fused(seconds)
+        return merge_weight(here, torch.cat(firsts), second, scaling=self._scaling)
 
     def _fused(self, seconds: list[torch.Tensor]) -> torch.Tensor:
         """Join the Bs [out_i, r] into [out, r of all pairs], with rows in the order of the fused

@@ -112,7 +112,7 @@ def _parts(described: ShardedBase) -> list[tuple[int, ShardedTensor]]:
     return [(at, part.without_data()) for at, part in parts]
 
 
-_RNG = "rng"
+_RNG, _DEVICE_RNG = "rng", "device_rng"
 _MODEL = "model"
 _OPTIMIZER = "optimizer"
 _NUM_UPDATES = "num_updates"
@@ -152,7 +152,7 @@ class CheckpointIO:
         state = {
             _MODEL: _untrained(described),
             _OPTIMIZER: dict(enumerate(self._own_pieces(described))),
-            _RNG: _rng_of_rank_zero(),
+            **dict(zip((_RNG, _DEVICE_RNG), _rng_of_rank_zero(), strict=True)),
             _NUM_UPDATES: _largest(num_updates(self._optimizer), self._device),
         }
         dist_checkpointing.save(
@@ -232,7 +232,8 @@ class CheckpointIO:
         for inner in inner_optimizers(self._optimizer):
             for moments in inner.optimizer.state.values():
                 moments["step"].fill_(loaded[_NUM_UPDATES])
-        torch.set_rng_state(loaded[_RNG])
+        # older checkpoints have the host's alone
+        set_random_states([loaded[name] for name in (_RNG, _DEVICE_RNG) if name in loaded])
 
     def _described(self) -> dict[str, ShardedBase]:
         """Return name -> what is saved of the model: parameters, buffers and other state of
@@ -352,12 +353,25 @@ def _make_folder(folder: Path, *, adapters: Adapters | None) -> None:
         raise save_failed(folder, failure[0])
 
 
-def _rng_of_rank_zero() -> torch.Tensor:
-    """Return rank 0's random state, which is used under every layout: in training, no rank draws
-    other numbers from the host generator than the others."""
-    holder = [torch.get_rng_state()]
+def random_states() -> list[torch.Tensor]:
+    """Return the states of the generators of the host and of the device, which on a CPU are one."""
+    return [torch.get_rng_state(), torch.cuda.get_rng_state()]
+
+
+def set_random_states(states: Sequence[torch.Tensor]) -> None:
+    """Restore what `random_states` returned, or the host's state alone."""
+    host, *of_device = states
+    torch.set_rng_state(host)
+    for state in of_device:
+        torch.cuda.set_rng_state(state)
+
+
+def _rng_of_rank_zero() -> list[torch.Tensor]:
+    """Return rank 0's random states, which are used under every layout: ranks draw equal numbers,
+    except for dropout, whose number depends on the tokens of the rank."""
+    holder = random_states()
     dist.broadcast_object_list(holder, src=0)
-    return holder[0]
+    return holder
 
 
 def _largest(number: int, device: torch.device) -> int:

@@ -11,7 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 import numpy as np
 import torch
 
-from milescli.backends.megatron.state.checkpoint import make_moments
+from milescli.backends.megatron.state.checkpoint import (
+    make_moments,
+    random_states,
+    set_random_states,
+)
 from milescli.backends.megatron.state.host_adam import HostAdamW
 from milescli.backends.megatron.state.optimizer import inner_optimizers
 from milescli.backends.megatron.state.saving import release_state
@@ -53,10 +57,9 @@ class Reference:
         bit for bit."""
         if self._frozen is None:
             raise RecipeError(
-                "there is no reference for the KL term",
-                why="train.kl_coef is above 0, but the weights were not frozen before the first "
-                "step",
-                fix="--set train.kl_coef=0",
+                "there is no reference for the objective",
+                why="it compares with weights that were not frozen before the first step",
+                fix="--set train.reference=true",
             )
         parameters = self._trained()
         if _is_on_host(parameters):
@@ -121,7 +124,7 @@ class Snapshot:
                 self._copy_section(number, tensors_of(model))
                 if self._device.type != "cpu":
                     torch.cuda.synchronize()
-        self._copy_section(len(self._models), [torch.get_rng_state()])
+        self._copy_section(len(self._models), random_states())
         self._copy_section(len(self._models) + 1, self._reference.frozen or [])
         return [section.numel() for section in self._sections]
 
@@ -147,9 +150,9 @@ class Snapshot:
                 self._restore_section(number, tensors_of(model))
                 if self._device.type != "cpu":
                     torch.cuda.synchronize()
-        rng = torch.empty_like(torch.get_rng_state())
-        self._restore_section(len(self._models), [rng])
-        torch.set_rng_state(rng)
+        states = [torch.empty_like(state) for state in random_states()]
+        self._restore_section(len(self._models), states)
+        set_random_states(states)
         if self._sections[-1].numel():
             self._reference.freeze()  # for its memory; what it holds is replaced
             self._restore_section(len(self._models) + 1, self._reference.frozen or [])

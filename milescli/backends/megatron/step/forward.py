@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from milescli.backends.megatron.architecture.lora import Adapters
 from milescli.backends.megatron.architecture.model import head
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.step import replay
@@ -75,6 +76,8 @@ class Passes:
     counts_routes: bool = False
     """True to compare, in training, replayed routes with the model's own; see
     `replay.share_of_changed_routes`."""
+    adapters: Adapters | None = None
+    """The model's adapter, if it has one."""
 
     def score(
         self, microbatches: Sequence[Microbatch], *, temperature: float, everywhere: bool = True
@@ -151,6 +154,9 @@ class Passes:
     def _run(
         self, microbatches: Sequence[Microbatch], loss: HiddenLoss, *, forward_only: bool
     ) -> None:
+        if self.adapters is not None:
+            self.adapters.set_dropout(not forward_only)
+
         def forward_step(source: Iterator[Microbatch], model: torch.nn.Module):
             microbatch = next(source)
             replays = bool(self.routers) and microbatch.routed_experts is not None

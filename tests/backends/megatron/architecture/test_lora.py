@@ -34,3 +34,16 @@ def test_a_checkpoint_goes_on_under_another_layout(worlds: Worlds, name: str) ->
     expected = worlds.get("one")[f"{name.split()[0]} four"]["reports"][3]
     assert report.loss == pytest.approx(expected.loss, abs=1e-6)
     assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+
+
+def test_recomputation_with_dropout_differentiates_the_loss_that_it_reports(
+    worlds: Worlds,
+) -> None:
+    seen = worlds.get("one")["lora dropout"]
+    (scored, _), *plain = seen["none"]
+    _, *recomputed = seen["full"]
+    for (loss, gradients), (again, same) in zip(plain, recomputed, strict=True):
+        assert again == pytest.approx(loss, abs=1e-6)
+        assert (same - gradients).abs().max() < 1e-5 < gradients.abs().max()
+    losses = [loss for loss, _ in recomputed]
+    assert len({round(loss, 4) for loss in [scored, *losses]}) == 4, "the masks do not change"

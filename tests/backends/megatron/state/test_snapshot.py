@@ -12,3 +12,8 @@ def test_new_ranks_go_on_from_a_copy_as_the_old_ones_did(worlds: Worlds, name: s
     told = worlds.get("two")[name]
     assert told["restored"] == told["went on"]
     assert all(told["sizes"]), "model, random numbers, reference"
+
+
+@pytest.mark.parametrize("kept", ["checkpoint", "copy"])
+def test_random_numbers_of_host_and_device_go_on(worlds: Worlds, kept: str) -> None:
+    assert worlds.get("one")["random states"][kept]
