@@ -29,7 +29,7 @@ COMMANDS = {
     f"{QUICK} --set train.stps=3": "train.stps",
     f"{QUICK} --set =3": "is not a valid override",
     f"{QUICK} --set 'rollout.stpo=[a, b]'": "rollout.stpo",
-    f"{QUICK} --set 'data.prompts=[sums.jsonl, chats.jsonl]' --set data.demonstrations=null": (
+    f"{QUICK} --set 'data.prompts=[sums.jsonl, train.jsonl]' --set data.demonstrations=null": (
         "no examples to imitate"
     ),
     f"{QUICK} --set train.covariance.low=5 --set train.covariance.high=5": "nothing lies between",
