@@ -4,7 +4,7 @@ is returned. Used by the collector and by the evaluation."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -218,7 +218,7 @@ class Episodes:
             raise self._refusal(prompt, "it returned without one call of session.generate")
         try:
             return _checked(outcome, num_turns=len(session.turns))
-        except (AttributeError, TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise self._refusal(prompt, str(error)) from error
 
     def _refusal(self, prompt: Prompt, why: str) -> AgentError:
@@ -241,11 +241,23 @@ def _with_attempts(error: AgentError, *, times: int) -> AgentError:
     return type(error)(error.what, why=why, fix=error.fixes)
 
 
+_KINDS = {
+    "text": str,
+    "turn_rewards": Collection,
+    "turn_roles": Collection,
+    "role_texts": Mapping,
+    "role_rewards": Mapping,
+    "figures": Mapping,
+}
+"""Field of an Outcome -> what its value must be."""
+
+
 def _checked(outcome: Outcome, *, num_turns: int) -> Outcome:
-    """Return the outcome of an agent with its numbers as floats. Raises AttributeError, TypeError
-    or ValueError for what none may have."""
-    if not isinstance(outcome.text, str):
-        raise TypeError(f"the text of its Outcome is {outcome.text!r}")
+    """Return the outcome of an agent with its numbers as floats. Raises TypeError or ValueError,
+    with the name of the field, for a value that it may not have."""
+    for name, kind in _KINDS.items():
+        if not isinstance(value := getattr(outcome, name), kind):
+            raise TypeError(f"the {name} of its Outcome is {value!r:.80}")
     for role, text in outcome.role_texts.items():
         if not isinstance(text, str):
             raise TypeError(f"the text of {role} in its Outcome is {text!r}")

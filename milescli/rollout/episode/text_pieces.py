@@ -35,26 +35,26 @@ class TextPieces:
     """Strings before which the text ends."""
     _text: str = ""
     _taken: Sequence[int] = field(default_factory=list)
+    """Tokens whose text is in `_text`."""
     _start: int = 0
-    _end: int = 0
-    """Tokens from `_start` to `_end` are the last in `_text`: a character, or the space before a
-    word, may depend on tokens before it."""
+    """Tokens from here on were taken last: a character, or the space before a word, may depend on
+    tokens before it."""
     _emitted: dict[str, str] = field(default_factory=dict)
     _parsing: asyncio.Task[None] | None = None
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Take all tokens of the response so far. After a pause, or a lost engine, the last ones
         before it may be missing or others."""
-        if token_ids[: self._end] != self._taken:
-            self._text, self._start, self._end = "", 0, 0
-        if len(token_ids) <= self._end:
+        if token_ids[: len(self._taken)] != self._taken:
+            self._text, self._start, self._taken = "", 0, []
+        if len(token_ids) <= len(self._taken):
             return
-        known = self.decode(token_ids[self._start : self._end])
+        known = self.decode(self._taken[self._start :])
         text = self.decode(token_ids[self._start :])
         if len(text) <= len(known) or text.endswith("\ufffd"):
             return  # a character is not whole
         self._text += text[len(known) :]
-        self._start, self._end, self._taken = self._end, len(token_ids), token_ids
+        self._start, self._taken = len(self._taken), token_ids
         if self.parse is None:
             self._emit("content", self._text_so_far)
         elif self._parsing is None or self._parsing.done():

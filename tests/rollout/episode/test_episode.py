@@ -89,12 +89,12 @@ def _agent_with(**fields: Any) -> Agent:
 @pytest.mark.parametrize(
     ("agent", "why"),
     [
-        (_agent_with(turn_rewards=None), "NoneType"),
+        (_agent_with(turn_rewards=None), "the turn_rewards of its Outcome is None"),
         (_agent_with(turn_rewards=[None]), "the reward must be a number, but is None"),
-        (_agent_with(role_rewards=None), "NoneType"),
+        (_agent_with(role_rewards=None), "the role_rewards of its Outcome is None"),
         (_agent_with(role_rewards={"judge": None}), "the reward of judge must be a number"),
         (_agent_with(role_texts={"judge": 5}), "the text of judge in its Outcome is 5"),
-        (_agent_with(figures=[1]), "list"),
+        (_agent_with(figures=[1]), "the figures of its Outcome is [1]"),
         (_agent_with(figures={"turns": "x"}), "the figure turns must be a number, but is 'x'"),
         (_agent_with(figures={"turns": float("nan")}), "the figure turns must be finite"),
         (_raises, 'raise KeyError("no such tool")'),
