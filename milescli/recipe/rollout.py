@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from milescli.core.plug_points import AGENTS, GENERATIONS
 from milescli.recipe.agents import (
     PACKAGE_AGENTS,
     EnvironmentSettings,
@@ -188,6 +189,13 @@ class Rollout(Section):
     def plays_environment(self) -> bool:
         """Return True if the agent plays in `environment`."""
         return self.agent == "environment"
+
+    @property
+    def may_send_stop(self) -> bool:
+        """Return True if requests to engines may contain stop strings: the recipe's, or those of
+        code that writes its own requests."""
+        own = self.agent not in AGENTS.builtin or self.generation not in GENERATIONS.builtin
+        return bool(self.stop) or own or self.agent in PACKAGE_AGENTS
 
     @property
     def role_turns(self) -> list[str]:

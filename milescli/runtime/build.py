@@ -440,7 +440,7 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
         model_dir=(None if plays_role else engine_folder(spec))
         or spec.inputs.model_dir_of(index, num_engines=spec.plan.engines.num),
         log_dir=log_dir,
-        has_stop=any(recipe.rollout.stop for recipe in spec.sampled_by),
+        has_stop=any(recipe.rollout.may_send_stop for recipe in spec.sampled_by),
         draft_dir=spec.inputs.draft_dir,
         adapter_dir=None if plays_role else start_folder(spec),
     )

@@ -23,20 +23,25 @@ from milescli.runtime.recovery.engines import Engines
 from milescli.runtime.spec import RunSpec
 
 
-@pytest.mark.parametrize("asked_by", ["nobody", "run", "adapter", "set"])
+@pytest.mark.parametrize("asked_by", ["nobody", "run", "adapter", "set", "agent", "package"])
 def test_engines_have_a_tokenizer_if_anybody_sends_stop_strings(
     asked_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without one, SGLang refuses each request with stop strings."""
+    """Without one, SGLang refuses each request with stop strings. An agent that is not of miles
+    may send some at any time."""
+    sending = {
+        "agent": ["rollout.agent=mine:play"],
+        "package": ["rollout.agent=verifiers", "rollout.verifiers.environment=tasks"],
+    }
     plain, stops = (
         load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path).recipe
-        for sets in ([], ['rollout.stop=["\\n"]'])
+        for sets in ([], sending.get(asked_by, ['rollout.stop=["\\n"]']))
     )
     facts = parse_facts(scratch.config_of(ScratchModel()))
     folder = tmp_path / "model"
     spec = RunSpec(
         run=RunDir(tmp_path),
-        recipe=stops if asked_by == "run" else plain,
+        recipe=stops if asked_by in ("run", *sending) else plain,
         plan=plan_engines(plain, read_machine("cpu"), facts),
         nodes=None,  # type: ignore[arg-type]
         inputs=SimpleNamespace(  # type: ignore[arg-type]

@@ -58,11 +58,6 @@ _GROUP_LOSSES: dict[str, RowResult] = {
     "dapo": {"train.aggregation": "token_mean"},
     "bnpo": {"train.aggregation": "token_mean"},
     "dr_grpo": {"train.aggregation": "constant"},
-    "cispo": {
-        "train.surrogate": "cispo",
-        "train.clip_low": 1.0,
-        "train.aggregation": "token_mean",
-    },
     "sapo": {"train.surrogate": "sapo", "train.aggregation": "sequence_mean"},
     "luspo": {"train.ratio": "sequence", "train.aggregation": "sequence_sum"},
 }
@@ -163,7 +158,8 @@ def trains_rows(found: ForeignConfig) -> RowResult:
         found.program = found.program or name
     if name in _REFUSED:
         return f"TRL's {found.program} {_REFUSED[name]}"
-    if name == "grpo" and not found.program and not _SAMPLES & set(found.settings):
+    named = found.program or found.value("trainer")
+    if name == "grpo" and not named and not _SAMPLES & set(found.settings):
         return "its keys do not say by which trainer: add `trainer=sft`, or grpo, dpo, reward, ..."
     if name == "sft":
         return {"train.objective": "supervised"}
@@ -229,10 +225,28 @@ def kl(value: Any, found: ForeignConfig) -> RowResult:
 
 
 def clip_high(value: Any, found: ForeignConfig) -> RowResult:
-    """Map the upper clip bound; CISPO gives the bound of the ratio itself, not its distance from
-    1."""
-    is_cispo = found.value("loss_type") == "cispo"
-    return {"train.clip_high": round(value - 1.0, 9) if is_cispo else value}
+    """Map the upper clip bound; that of CISPO is mapped with the loss."""
+    return {} if found.value("loss_type") == "cispo" else {"train.clip_high": value}
+
+
+def _cispo(found: ForeignConfig) -> dict[str, Any]:
+    """Map CISPO, whose bound is that of the ratio itself, not its distance from 1."""
+    high = found.value("epsilon_high")
+    bound = float(found.value("epsilon", 0.2) if high is None else high)
+    settings = {
+        "train.surrogate": "cispo",
+        "train.clip_low": 1.0,
+        "train.clip_high": max(round(bound - 1.0, 9), 0.0),
+        "train.aggregation": "token_mean",
+    }
+    if bound >= 1.0:
+        return settings
+    why = (
+        f"TRL's CISPO multiplies each token by at most {bound:g} (epsilon_high, or else epsilon), "
+        "miles by at most 1: its gradients are larger. TRL's documentation recommends "
+        "epsilon_high: 5.0"
+    )
+    return {**settings, NOTE: why}
 
 
 def loss(value: Any, found: ForeignConfig) -> RowResult:
@@ -241,6 +255,8 @@ def loss(value: Any, found: ForeignConfig) -> RowResult:
         return {NOTE: "TRL's RLOO clips the ratio of the whole response, a product"}
     if is_rloo(found) or is_sft(found) or is_reward(found) or kind(found) == "cpo":
         return {}
+    if value == "cispo":
+        return _cispo(found)
     if not learns_from_pairs(found):
         return _GROUP_LOSSES.get(str(value), f"{WARNS}takes the loss {value}: see train.surrogate")
     names = value if isinstance(value, list) else [value]

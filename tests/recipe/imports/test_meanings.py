@@ -74,6 +74,21 @@ def test_a_trainer_is_known_by_the_folder_or_the_command_line(tmp_path: Path) ->
         assert made.entries["train.preference.loss"].value == "apo_zero"
 
 
+@pytest.mark.parametrize(
+    ("bounds", "distance"), [("", 0.0), ("epsilon: 0.3\n", 0.0), ("epsilon_high: 5.0\n", 4.0)]
+)
+def test_the_bound_of_trl_s_cispo_is_that_of_the_ratio(
+    tmp_path: Path, bounds: str, distance: float
+) -> None:
+    """TRL takes `epsilon` where `epsilon_high` is absent; below 1 there is no counterpart."""
+    file = tmp_path / "config.yaml"
+    file.write_text(f"model_name_or_path: m\ndataset_name: c/d\nloss_type: cispo\n{bounds}")
+    made = import_files([file], overrides=["trainer=grpo"])
+    assert made.entries["train.clip_high"].value == distance
+    assert made.entries["train.clip_low"].value == 1.0
+    assert any("epsilon_high" in note for note in made.notes) == (distance == 0.0)
+
+
 def test_defaults_of_hydra_are_read_into_their_places(tmp_path: Path) -> None:
     (tmp_path / "actor").mkdir()
     (tmp_path / "actor" / "own.yaml").write_text("optim: {lr: 3e-6}\n")
