@@ -177,60 +177,59 @@ CHAT, TEXT, MESSAGES, IDS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "told"),
-    [
-        (CHAT, "{", "not valid JSON"),
-        (CHAT, "[1]", "not a JSON object"),
-        (CHAT, "[" * 100_000, "nested too deeply"),
-        (CHAT, {}, "`messages` must be a non-empty list"),
-        (CHAT, {"messages": ["hi"]}, "`messages` must be a non-empty list"),
-        (CHAT, {"messages": [{"content": "who"}]}, "role"),
-        (CHAT, {"messages": [USER], "n": 0}, "`n` must be a whole number"),
-        (CHAT, {"messages": [USER], "n": 10_000}, "at most 128"),
-        (CHAT, {"messages": [USER], "max_tokens": "many"}, "`max_tokens`"),
-        (CHAT, {"messages": [USER], "stop": [""]}, "`stop`"),
-        (CHAT, {"messages": [USER], "tool_choice": "required"}, "not constrained"),
-        (CHAT, {"messages": [USER], "tools": {"a": 1}}, "`tools` must be a list"),
-        (CHAT, {"messages": [USER], "tool_choice": {"type": "function"}}, "not constrained"),
-        (CHAT, {"messages": [USER], "response_format": {"type": "json_object"}}, "must be text"),
-        (CHAT, {"messages": [USER], "guided_regex": "a+"}, "`guided_regex` is not supported"),
-        (CHAT, {"messages": [USER], "logit_bias": {"5": 100}}, "`logit_bias` is not supported"),
-        (CHAT, {"messages": [USER], "functions": [{"name": "f"}]}, "`functions` is not supported"),
-        (CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 2}, "`top_logprobs`"),
-        (CHAT, {"messages": [USER], "modalities": ["audio"]}, "`modalities`"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
-        (TEXT, {"prompt": "a", "best_of": 4}, "`best_of` is not supported"),
-        (TEXT, {"prompt": "a", "suffix": "z"}, "`suffix` is not supported"),
-        (TEXT, {"prompt": "a", "stream": True}, "`stream` is not supported here"),
-        (TEXT, {"prompt": "a", "logprobs": 5}, "`top_logprobs` are not supported"),
-        (IDS, {"token_ids": [5], "sampling_params": {"logit_bias": {"5": 1}}}, "`logit_bias`"),
-        (
-            MESSAGES,
-            {"messages": [USER], "max_tokens": 9, "tool_choice": {"type": "any"}},
-            "`tool_choice` must be auto or none, because sampling",
-        ),
-        (TEXT, {"prompt": 3}, "`prompt`"),
-        (TEXT, {"prompt": "a", "echo": True}, "`echo`"),
-        (MESSAGES, {"messages": [USER]}, "`max_tokens`"),
-        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
-        (TEXT, {"prompt": "a", "stop": 5}, "`stop` must be"),
-        (MESSAGES, {"messages": [USER], "max_tokens": 9, "stop_sequences": 3}, "`stop_sequences`"),
-        (MESSAGES, {"messages": [USER], "max_tokens": 9, "tools": 5}, "`tools` must be a list"),
-        (IDS, {"token_ids": []}, "token ids"),
-        (IDS, {"token_ids": [2**40]}, "not token ids"),
-    ],
-)
-def test_what_cannot_be_served_is_said(
-    tokenizer: ChatTokenizer, path: str, body: Any, told: str
-) -> None:
+REFUSED: list[tuple[str, Any, str]] = [
+    (CHAT, "{", "not valid JSON"),
+    (CHAT, "[1]", "not a JSON object"),
+    (CHAT, "[" * 100_000, "nested too deeply"),
+    (CHAT, {}, "`messages` must be a non-empty list"),
+    (CHAT, {"messages": ["hi"]}, "`messages` must be a non-empty list"),
+    (CHAT, {"messages": [{"content": "who"}]}, "role"),
+    (CHAT, {"messages": [USER], "n": 0}, "`n` must be a whole number"),
+    (CHAT, {"messages": [USER], "n": 10_000}, "at most 128"),
+    (CHAT, {"messages": [USER], "max_tokens": "many"}, "`max_tokens`"),
+    (CHAT, {"messages": [USER], "stop": [""]}, "`stop`"),
+    (CHAT, {"messages": [USER], "tool_choice": "required"}, "not constrained"),
+    (CHAT, {"messages": [USER], "tools": {"a": 1}}, "`tools` must be a list"),
+    (CHAT, {"messages": [USER], "tool_choice": {"type": "function"}}, "not constrained"),
+    (CHAT, {"messages": [USER], "response_format": {"type": "json_object"}}, "must be text"),
+    (CHAT, {"messages": [USER], "guided_regex": "a+"}, "`guided_regex` is not supported"),
+    (CHAT, {"messages": [USER], "logit_bias": {"5": 100}}, "`logit_bias` is not supported"),
+    (CHAT, {"messages": [USER], "functions": [{"name": "f"}]}, "`functions` is not supported"),
+    (CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 2}, "`top_logprobs`"),
+    (CHAT, {"messages": [USER], "modalities": ["audio"]}, "`modalities`"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+    (TEXT, {"prompt": "a", "best_of": 4}, "`best_of` is not supported"),
+    (TEXT, {"prompt": "a", "suffix": "z"}, "`suffix` is not supported"),
+    (TEXT, {"prompt": "a", "stream": True}, "`stream` is not supported here"),
+    (TEXT, {"prompt": "a", "logprobs": 5}, "`top_logprobs` are not supported"),
+    (IDS, {"token_ids": [5], "sampling_params": {"logit_bias": {"5": 1}}}, "`logit_bias`"),
+    (
+        MESSAGES,
+        {"messages": [USER], "max_tokens": 9, "tool_choice": {"type": "any"}},
+        "`tool_choice` must be auto or none, because sampling",
+    ),
+    (TEXT, {"prompt": 3}, "`prompt`"),
+    (TEXT, {"prompt": "a", "echo": True}, "`echo`"),
+    (MESSAGES, {"messages": [USER]}, "`max_tokens`"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
+    (TEXT, {"prompt": "a", "stop": 5}, "`stop` must be"),
+    (MESSAGES, {"messages": [USER], "max_tokens": 9, "stop_sequences": 3}, "`stop_sequences`"),
+    (MESSAGES, {"messages": [USER], "max_tokens": 9, "tools": 5}, "`tools` must be a list"),
+    (IDS, {"token_ids": []}, "token ids"),
+    (IDS, {"token_ids": [2**40]}, "not token ids"),
+]
+"""(path, body, what the error says)."""
+
+
+def test_what_cannot_be_served_is_said(tokenizer: ChatTokenizer) -> None:
     async def play(address: SessionAddress, session: RecordingSession) -> None:
-        content = body if isinstance(body, str) else json.dumps(body)
+        root = address.base_url.removesuffix("/v1")
         async with httpx.AsyncClient(headers=_bearer(address)) as http:
-            url = address.base_url.removesuffix("/v1") + path
-            response = await http.post(url, content=content)
-        assert response.status_code == 400
-        assert told in response.json()["error"]["message"]
+            for path, body, told in REFUSED:
+                content = body if isinstance(body, str) else json.dumps(body)
+                response = await http.post(root + path, content=content)
+                assert response.status_code == 400, (path, body)
+                assert told in response.json()["error"]["message"], (path, body)
         assert not session.trajectories()
 
     served(tokenizer, ["one"], play)
