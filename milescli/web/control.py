@@ -272,7 +272,8 @@ class Control:
                     self._chats.pop(chat.id)
 
     def close(self) -> None:
-        """End the chats, and remove the output of ended commands. Started runs continue."""
+        """End the chats, and remove the output of commands. Started runs continue: what they print
+        goes to a file without a name."""
         with self._lock:
             chats = [*self._chats.values()]
         for chat in chats:
@@ -284,9 +285,7 @@ class Control:
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
                     os.killpg(chat.process.pid, signal.SIGKILL)
-        with self._lock:
-            if all(job.process.poll() is not None for job in self._jobs.values()):
-                shutil.rmtree(self._folder, ignore_errors=True)  # else a command writes there
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, words: Sequence[str]) -> Json:
         with self._lock:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,17 @@ def test_a_command_is_run_as_it_is_shown_and_its_output_too(client: TestClient) 
     assert started["command"] == "miles launch nosuch --set 'a b=1'"
     done = finished(client, started)
     assert done["exit_code"] not in (0, None) and "nosuch" in done["output"]
+
+
+def test_a_server_that_closes_leaves_nothing_of_a_command_that_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    closed = Control()
+    closed.launch({"arguments": "--help"})
+    assert [*tmp_path.iterdir()]
+    closed.close()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_words_that_no_shell_could_read_are_refused(client: TestClient) -> None:
