@@ -156,25 +156,15 @@ class WeightGroup:
         loading = self._orders.begin_all(
             "/update_weights_from_distributed", [body] * len(self._orders.engines)
         )
-        work = dist.broadcast(flat, src=0, group=self._group, async_op=True)
         deadline = time.monotonic() + self._orders.timeout_s
-        while not work.is_completed():
-            # who replies before it was served has failed
-            self._orders.finish([future for future in loading if future.done()])
-            if time.monotonic() > deadline:
-                late = [
-                    engine.url
-                    for engine, future in zip(self._orders.engines, loading, strict=True)
-                    if not future.done()
-                ]
-                raise WaitTimeout(
-                    f"{' and '.join(late)} did not receive a bucket of weights",
-                    why=f"the broadcast of {flat.numel()} bytes did not finish within "
-                    f"{format_duration(self._orders.timeout_s)}",
-                    fix="read the engines' logs",
-                )
-            time.sleep(POLL_S)
         try:
+            work = dist.broadcast(flat, src=0, group=self._group, async_op=True)
+            while not work.is_completed():
+                # who replies before it was served has failed
+                self._orders.finish([future for future in loading if future.done()])
+                if time.monotonic() > deadline:
+                    raise self._late(loading, size_bytes=flat.numel())
+                time.sleep(POLL_S)
             work.wait()
         except RuntimeError as error:  # a peer left: its own order says which, and how
             self._orders.finish(loading)
@@ -184,6 +174,19 @@ class WeightGroup:
                 fix="read the engines' logs",
             ) from error
         return loading
+
+    def _late(self, loading: list[Reply], *, size_bytes: int) -> WaitTimeout:
+        late = [
+            engine.url
+            for engine, future in zip(self._orders.engines, loading, strict=True)
+            if not future.done()
+        ]
+        return WaitTimeout(
+            f"{' and '.join(late)} did not receive a bucket of weights",
+            why=f"the broadcast of {size_bytes} bytes did not finish within "
+            f"{format_duration(self._orders.timeout_s)}",
+            fix="read the engines' logs",
+        )
 
     def close(self) -> None:
         """Leave the group on both sides; an engine that has died is skipped."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -22,6 +23,7 @@ from milescli.backends.sglang.client.http import Orders, Reply
 from milescli.backends.sglang.inside.shards import CUTS, SHARDS_FORMAT
 from milescli.backends.sglang.weights.group import WeightGroup
 from milescli.backends.sglang.weights.shared_tensor import plain_payload
+from milescli.core.silence import sounds_like_lost_peer
 from milescli.weights.delta import Delta, Words, encode
 from milescli.weights.shards import Box, Shards
 
@@ -179,12 +181,17 @@ class GroupRoute:
 
     def send(self, messages: list[Outgoing]) -> int:
         """Send this rank's messages to the first engine of each tree; the number of bytes. What was
-        sent before has arrived."""
-        self._sending = [
-            (self._group.send(each.wire, self._place(engine, each.engine_rank)), each.wire)
-            for each in messages
-            for engine in range(self.num_trees)
-        ]
+        sent before has arrived. An engine that has died is passed over: its order, which rank 0
+        gives next, fails and names it."""
+        self._sending = []
+        for each, engine in product(messages, range(self.num_trees)):
+            try:
+                work = self._group.send(each.wire, self._place(engine, each.engine_rank))
+            except RuntimeError as error:
+                if not sounds_like_lost_peer(str(error)):
+                    raise
+            else:
+                self._sending.append((work, each.wire))
         return self.num_trees * sum(each.wire.numel() for each in messages)
 
     def hops(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.backends.sglang.weights.pushing import delivery_of
+from milescli.backends.sglang.weights import pushing
+from milescli.backends.sglang.weights.pushing import GroupRoute, Outgoing, delivery_of
 from milescli.weights.shards import Box, Part, Shard, whole
 from tests.weights.test_shards import cut_at_random
 
@@ -56,3 +60,34 @@ def test_each_number_of_a_cut_arrives_once(tensors, data):
         inside = taken.within(whole(shape))
         assert torch.equal(arrived[name][inside], full[name][inside])
         assert int((arrived[name] != -1).sum()) == taken.num_elements
+
+
+class Group:
+    """A process group whose rank 2 has died."""
+
+    name = "weights"
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self.sent: list[int] = []
+
+    def send(self, flat: torch.Tensor, to: int) -> object:
+        if to == 2:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1")
+        self.sent.append(to)
+        return object()
+
+
+def test_an_engine_that_died_before_it_was_sent_anything_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The order that it is given next fails, and names it."""
+    group = Group()
+    monkeypatch.setattr(pushing, "WeightGroup", lambda *_, **__: group)
+    monkeypatch.setattr(pushing.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(pushing.dist, "get_rank", lambda: 0)
+    engines = [SimpleNamespace(tp=1), SimpleNamespace(tp=1)]
+    route = GroupRoute(SimpleNamespace(engines=engines), backend="gloo", host="")  # type: ignore[arg-type]
+    wire = torch.zeros(4, dtype=torch.uint8)
+    message = Outgoing(engine_rank=0, wire=wire, delta=None)
+    assert route.send([message]) == 8
+    assert group.sent == [3]
