@@ -363,20 +363,24 @@ WHAT_IT_TELLS = "what died first, its log, memory"
 """Description of the command, for errors that name it."""
 
 
-def write_why(log_dir: Path) -> Path | None:
+def write_why(log_dir: Path, *, keep: bool = False) -> Path | None:
     """Write the explanation and return its file; None if nothing went wrong or it cannot be
-    written, since a damaged record or a full disk must not hide what ended the run."""
+    written, since a damaged record or a full disk must not hide what ended the run. With `keep`, an
+    explanation that is already there stays: the watchdog, which knows less than the driver's
+    parent, may be the later of the two."""
     file = log_dir / _WHY_FILE
     with suppress(OSError, LookupError, ValueError, TypeError):
         why = find_why(RunDir(log_dir.parent.parent), is_over=True)
         if why.is_bad:
-            text = page(why).encode("utf-8", "backslashreplace").decode()
-            write_atomically(file, f"{text}\n")
+            text = page(why).encode("utf-8", "backslashreplace").decode() + "\n"
+            if keep:
+                with file.open("x", encoding="utf-8") as new:
+                    new.write(text)
+            else:
+                write_atomically(file, text)
             return file
     return None
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    if not (folder / _WHY_FILE).exists():
-        write_why(folder)
+    write_why(Path(sys.argv[1]), keep=True)

@@ -269,15 +269,21 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     for verdict in _verdicts(received):
         if not verdict.exists() and verdict.parent.is_dir():
-            verdict.write_text(
-                '{"outcome": "killed", "why": "the driver process was killed (no chance to '
-                'save)"}\n'
-            )
+            _write_killed(verdict)
             _report(verdict.parent)
 
 
 def _verdicts(received: bytes) -> list[Path]:
     return [Path(os.fsdecode(name)) for name in received.split(b"\0")[:-1]]
+
+
+def _write_killed(verdict: Path) -> None:
+    """Write it at once: the driver's parent, which waits for it, adds what it knows."""
+    part = verdict.with_suffix(".part")
+    part.write_text(
+        '{"outcome": "killed", "why": "the driver process was killed (no chance to save)"}\n'
+    )
+    part.replace(verdict)
 
 
 def _report(log_dir: Path) -> None:

@@ -120,6 +120,21 @@ def test_a_damaged_record_hides_no_error(tmp_path: Path) -> None:
     assert file is not None and "failed at step 0" in file.read_text()
 
 
+def test_the_watchdog_s_later_explanation_replaces_none_but_the_parent_s_does(
+    tmp_path: Path,
+) -> None:
+    """The watchdog writes that the driver was killed, and explains it, while the driver's parent
+    does so with the signal that it was sent."""
+    run = _run(tmp_path, step_done(1, 40, reward=0.5), verdict={"outcome": "killed"})
+    log_dir = run.attempts()[-1]
+    first = write_why(log_dir, keep=True)
+    assert first is not None and "the driver was killed" in first.read_text()
+    error = WorkerDied("the driver died", why="was ended by SIGKILL", fix="").as_dict()
+    (log_dir / "verdict.json").write_text(json.dumps({"outcome": "killed", "error": error}))
+    assert write_why(log_dir) == first and "SIGKILL" in first.read_text()
+    assert write_why(log_dir, keep=True) is None and "SIGKILL" in first.read_text()
+
+
 def test_lines_that_name_a_cause_since_then_are_told() -> None:
     boot = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
     records = [
