@@ -95,7 +95,11 @@ class Memory:
         """Format the memory for people."""
         if not self.curve:
             return []
-        curve = ", ".join(f"{format_bytes(size)} at {time[11:19]}" for time, size in self.curve)
+        clocks = _clocks([time for time, _ in self.curve])
+        curve = ", ".join(
+            f"{format_bytes(size)} at {clock}"
+            for clock, (_, size) in zip(clocks, self.curve, strict=True)
+        )
         sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.peak.items())
         kills = {None: "the system does not count them", 0: "none"}.get(
             self.oom_kills, f"{self.oom_kills}"
@@ -123,6 +127,12 @@ def read_memory(log_dir: Path) -> Memory:
         peak=dict(sorted(peak.items(), key=lambda item: -item[1])[:8]),
         oom_kills=counts[-1] - counts[0] if counts else None,
     )
+
+
+def _clocks(times: list[str]) -> list[str]:
+    """Return the time of day of each, equally wide, with its date if they are of several days."""
+    begin = 0 if len({time[:10] for time in times if time}) > 1 else len("2026-12-01T")
+    return [time[begin:19].replace("T", " ").ljust(19 - begin) for time in times]
 
 
 def _total(look: dict[str, Any]) -> int:
@@ -340,9 +350,10 @@ def page(why: Why) -> str:
     if why.first is not None:
         where = f", {why.first_log}" if why.first_log else ", which has no log here"
         lines += _part(f"died first: {why.first}{where}", why.last_lines.splitlines())
+    clocks = _clocks([time for time, _ in why.timeline])
     lines += _part(
         f"attempt {why.attempt} (UTC)",
-        [f"{time[11:19]:8}  {text}" for time, text in why.timeline],
+        [f"{clock}  {text}" for clock, (_, text) in zip(clocks, why.timeline, strict=True)],
     )
     if why.memory is not None:
         lines += _part("memory", why.memory.lines())

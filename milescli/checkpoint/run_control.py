@@ -117,14 +117,18 @@ def last_lines(file: Path, lines: int) -> tuple[str, int]:
     """Return (the last `lines` lines of a log, its size in bytes)."""
     with open_regular(file) as opened:
         end = opened.seek(0, os.SEEK_END)
-        opened.seek(max(0, end - lines * _LINE_BYTES))
-        text = opened.read(end - opened.tell()).decode(errors="replace")
+        length, tail = lines * _LINE_BYTES, b""
+        while lines and tail.count(b"\n") <= lines and len(tail) < end:
+            length *= 2  # lines that are longer than most
+            opened.seek(max(0, end - length))
+            tail = opened.read(end - opened.tell())
+    text = tail.decode(errors="replace")
     return "\n".join(text.splitlines()[-lines:] if lines else []), end
 
 
 def follow_lines(file: Path, end: int, run: RunDir) -> Iterator[str]:
-    """Yield complete lines that are appended to a log after byte `end`, until its run has
-    stopped."""
+    """Yield complete lines that are appended to a log after byte `end`, until its run has stopped;
+    then also one that its process did not complete."""
     rest = b""
     while True:
         goes_on = is_locked(run)
@@ -136,6 +140,8 @@ def follow_lines(file: Path, end: int, run: RunDir) -> Iterator[str]:
         if newline:
             yield whole.decode(errors="replace")
         if not goes_on:
+            if rest:
+                yield rest.decode(errors="replace")
             return
         time.sleep(POLL_S)
 

@@ -70,6 +70,8 @@ def launch(
         run__seed=("--seed", seed),
         train__lora__rank=("--lora", lora),
     )
+    if verbose and not dry_run:
+        raise typer.BadParameter("--verbose shows more of a plan: add --dry-run")
     loaded = read_recipe(wanted, recipe, sets=sets, flags=flags, adapters=adapters, output=output)
     if emit is not None:
         from milescli.commands.show.job import show_job

@@ -198,6 +198,8 @@ class History:
     """Finished phases of all attempts, in order."""
     began_s: float = math.nan
     """When this attempt began."""
+    earlier_s: float = 0.0
+    """Seconds of the attempts before it, without the pauses between them."""
     outcome: str | None = None
     """done, stopped or failed; None: no end was reported."""
     error: dict[str, object] | None = None
@@ -241,6 +243,8 @@ class History:
     def feed(self, record: Record) -> None:
         """Process one record. A record of an unknown kind changes nothing."""
         time_s = parse_time(record.get("time"))
+        if record.get("phase") == "start" and self.last_s > self.began_s:
+            self.earlier_s += self.last_s - self.began_s
         if not math.isnan(time_s):
             self.last_s = time_s
         if (adapter := record.get("adapter")) is not None:

@@ -87,7 +87,7 @@ class Summary:
     num_steps: int | None
     share_done: float | None
     elapsed_s: float | None
-    """Seconds of this attempt, until now or until its end."""
+    """Seconds of all attempts, without the pauses between them, until now or until the end."""
     left: TimeLeft | None
     """None: the run has ended, or no estimate is possible."""
     learns_from_rows: bool
@@ -143,7 +143,9 @@ def summarize(
         step=shown.step,
         num_steps=shown.num_steps or facts.plan.get("steps") or facts.count("train.steps") or None,
         share_done=shown.share_done,
-        elapsed_s=_since(history.began_s, now_s if is_running else history.last_s),
+        elapsed_s=_since(
+            history.began_s - history.earlier_s, now_s if is_running else history.last_s
+        ),
         left=_left(shown, facts) if is_running else None,
         learns_from_rows=shown.learns_from_rows,
         reward=_course(shown, "rollout/reward_mean"),

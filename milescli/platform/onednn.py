@@ -14,6 +14,9 @@ from milescli.platform import exact
 
 MIN_ROWS = 16
 """With fewer rows, the product takes less time than oneDNN's lookup of its kernel."""
+MAX_CONVERTED = 1 << 22
+"""Weights in bfloat16 that are converted at once: 16 MiB, which the allocator reuses. For a head of
+28 million, the memory of all at once costs four times the product of a few rows."""
 
 
 @functools.cache
@@ -52,18 +55,23 @@ def _same_for_every_row(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Compute `product` so that the bits of a row of x do not depend on the other rows. oneDNN
-    takes other kernels for a single row, and in bfloat16 for up to 8, so rows are added. The bias
-    is added after the product, as in Megatron. In bfloat16 PyTorch's own choice is such a kernel,
-    even if the processor has no instructions for it."""
+    takes another kernel for a single row, so one is added. The bias is added after the product, as
+    in Megatron. Factors in bfloat16 are multiplied in float32, and the sums are rounded once:
+    oneDNN's own kernels for bfloat16 cut a sum in an order that depends on the number of rows, on a
+    processor with AMX, and on that of the threads, on one with AVX-512 alone."""
     rows = x.reshape(-1, x.shape[-1])
     if not len(rows):
         return F.linear(x, weight, bias)
-    least = MIN_ROWS if x.dtype is torch.bfloat16 else 2
-    enough = F.pad(rows, (0, 0, 0, least - len(rows))) if len(rows) < least else rows
-    if x.dtype is torch.bfloat16:
-        out = F.linear(enough.contiguous(), weight)
-    else:
-        out = torch.ops.mkldnn._linear_pointwise(enough.contiguous(), weight, None, "none", [], "")
+    enough = F.pad(rows, (0, 0, 0, 1)) if len(rows) == 1 else rows
+    # parts of equal length: of a single column oneDNN has yet another kernel
+    num_parts = -(-weight.numel() // MAX_CONVERTED) if x.dtype is torch.bfloat16 else 1
+    outs = [
+        torch.ops.mkldnn._linear_pointwise(
+            enough.float().contiguous(), part.float(), None, "none", [], ""
+        ).to(x.dtype)
+        for part in weight.tensor_split(num_parts)
+    ]
+    out = outs[0] if num_parts == 1 else torch.cat(outs, dim=1)
     out = out[: len(rows)].view(*x.shape[:-1], len(weight))
     return out if bias is None else out + bias
 

@@ -17,6 +17,7 @@ from milescli.recipe.section import (
     PositiveFloat,
     Rule,
     Section,
+    Seed,
 )
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class RunSettings(Section):
     """Name of the run; null: the recipe's name and the next free number."""
     dir: str = "runs"
     """Folder in which run directories are created."""
-    seed: NonNegative = 0
+    seed: Seed = 0
     """Random seed of the run: data order, sampling and new weights."""
     trackers: list[str] = Field(default=["tensorboard"])
     """Trackers that receive the metrics of every step, evaluation and event (docs/metrics.md):

@@ -21,6 +21,8 @@ from milescli.core.errors import RecipeError
 T = TypeVar("T")
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+"""Seed that every library takes; those of NumPy end at 2**32, and ours are multiplied."""
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 Names = str | list[str]

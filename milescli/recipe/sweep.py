@@ -16,7 +16,7 @@ from milescli.recipe import layers
 from milescli.recipe.keys import keys, sections
 from milescli.recipe.reader import YamlNode, as_written, read
 from milescli.recipe.resolved import node_yaml
-from milescli.recipe.section import NonNegative, Positive, Rule, Section, refuse
+from milescli.recipe.section import Positive, Rule, Section, Seed, refuse
 
 Kind = Literal["choice", "grid", "uniform", "loguniform", "randint"]
 LISTS: tuple[Kind, ...] = ("choice", "grid")
@@ -51,7 +51,7 @@ class SweepSettings(Section):
     """Number of trials; null: 10, or the whole grid."""
     at_once: Positive = 1
     """Number of trials that run at the same time."""
-    seed: NonNegative = 0
+    seed: Seed = 0
     """Seed of the draws; the seed of each trial is the recipe's `run.seed`."""
     rung_steps: Positive | None = None
     """asha: step of the first comparison; pbt: steps between two exchanges. null: `eval.every`."""

@@ -25,6 +25,7 @@ from milescli.report.series import (
     MeanDifference,
     area,
     common_level,
+    common_width,
     first_step_at,
     mean_difference,
     paired_differences,
@@ -325,7 +326,11 @@ def _curve(a: Subject, b: Subject, *, names: tuple[str, str]) -> CurveComparison
     if not steps:
         return None
     difference = mean_difference(gains)
-    level = common_level(of_a, of_b, rises=rises)
+    level, width = common_level(of_a, of_b, rises=rises), common_width(of_a, of_b)
+    reached = [
+        None if level is None else first_step_at(one, level, rises=rises, width=width)
+        for one in (of_a, of_b)
+    ]
     return CurveComparison(
         name=a.curve,
         word=word,
@@ -334,8 +339,8 @@ def _curve(a: Subject, b: Subject, *, names: tuple[str, str]) -> CurveComparison
         a_area=area(of_a, steps),
         b_area=area(of_b, steps),
         level=level,
-        a_reached=None if level is None else first_step_at(of_a, level, rises=rises),
-        b_reached=None if level is None else first_step_at(of_b, level, rises=rises),
+        a_reached=reached[0],
+        b_reached=reached[1],
         short=f"{word.capitalize()}: {_winner(difference, rises=rises, names=names)}",
         sentence=_curve_words(difference, num_steps=len(steps), word=word, names=names),
     )

@@ -117,19 +117,26 @@ def area(values: Mapping[int, float], steps: Sequence[int]) -> float:
     return math.fsum(parts) / (steps[-1] - steps[0])
 
 
-def trailing_means(values: Mapping[int, float]) -> dict[int, float]:
-    """Return the mean of each step and those before it, over a tenth of all steps and at least one:
-    a curve to compare with a threshold."""
+def common_width(a: Mapping[int, float], b: Mapping[int, float]) -> int:
+    """Return the number of steps over which both curves are smoothed: a tenth of the shorter one,
+    at least 1. One of its own would say of the longer run that it reached the same value later."""
+    return max(1, min(len(a), len(b)) // 10)
+
+
+def trailing_means(values: Mapping[int, float], width: int) -> dict[int, float]:
+    """Return the mean of each step and those before it, `width` in all: a curve to compare with a
+    threshold."""
     steps = sorted(values)
-    width = max(1, len(steps) // 10)
     sums = np.convolve([values[step] for step in steps], np.ones(width))[: len(steps)]
     means = sums / np.minimum(np.arange(len(steps)) + 1, width)
     return dict(zip(steps, means.tolist(), strict=True))
 
 
-def first_step_at(values: Mapping[int, float], level: float, *, rises: bool) -> int | None:
+def first_step_at(
+    values: Mapping[int, float], level: float, *, rises: bool, width: int
+) -> int | None:
     """Return the first step whose trailing mean is at the level or better; None if none is."""
-    smooth = trailing_means(values)
+    smooth = trailing_means(values, width)
     return next(
         (
             step
@@ -143,7 +150,8 @@ def first_step_at(values: Mapping[int, float], level: float, *, rises: bool) -> 
 def common_level(a: Mapping[int, float], b: Mapping[int, float], *, rises: bool) -> float | None:
     """Return a level that both reach: nine tenths of the way from where they begin to the worse of
     their ends. None if one of them does not improve."""
-    smooth = [trailing_means(one) for one in (a, b)]
+    width = common_width(a, b)
+    smooth = [trailing_means(one, width) for one in (a, b)]
     begins = [one[min(one)] for one in smooth]
     ends = [one[max(one)] for one in smooth]
     begin, end = (max(begins), min(ends)) if rises else (min(begins), max(ends))

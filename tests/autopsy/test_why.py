@@ -135,6 +135,19 @@ def test_the_watchdog_s_later_explanation_replaces_none_but_the_parent_s_does(
     assert write_why(log_dir, keep=True) is None and "SIGKILL" in first.read_text()
 
 
+def test_times_of_several_days_have_their_dates(tmp_path: Path) -> None:
+    run = _run(tmp_path, step_done(1, 40, reward=0.5))
+    ended = {
+        "time": "2026-11-27T10:00:00Z",
+        **to_record(RunEnded(outcome="killed", step=1, seconds=1.0)),
+    }
+    assert "\n  10:00:00  attempt began" in page(find_why(run))
+    with run.events_file.open("a") as events:
+        events.write("\n" + json.dumps(ended) + "\n")
+    assert "\n  2026-11-25 10:00:00  attempt began" in page(find_why(run))
+    assert "\n  2026-11-27 10:00:00  killed" in page(find_why(run))
+
+
 def test_lines_that_name_a_cause_since_then_are_told() -> None:
     boot = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
     records = [

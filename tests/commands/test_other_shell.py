@@ -122,6 +122,9 @@ def test_logs_are_listed_and_shown_from_their_end(miles: Miles) -> None:
     assert sorted(one["log"] for one in listed) == ["engine-0", "trainer-rank-0"]
     shown = miles("logs", "first", "engine-0", "-n", "2").out
     assert shown == "line 499\n\ufffd\n"
+    long = "x" * 30_000
+    (logs / "engine-0.log").write_text(f"first\n{long}\nlast\n")
+    assert miles("logs", "first", "engine-0", "-n", "2").out == f"{long}\nlast\n"
     assert "engine-0" in miles("logs", "first", "driver").err
     assert miles("logs", "first", "--attempt", "7").code == 6
 
@@ -140,9 +143,9 @@ def test_a_log_is_followed_until_its_run_ends(miles: Miles) -> None:
             opened.write("new\nhal")
             opened.flush()
             assert follower.stdout.readline() == "new\n"
-            opened.write("f\n")
+            opened.write("f\nno end of line")
         process.send_signal(signal.SIGTERM)
-        assert follower.stdout.read() == "half\n"
+        assert follower.stdout.read() == "half\nno end of line\n"
         until(lambda: follower.poll() == 0, "the end of the follower")
 
 

@@ -107,6 +107,15 @@ def test_a_dry_run_is_one_screen_of_what_was_set_and_decided(
         assert word in rest, word
 
 
+def test_what_only_a_dry_run_takes_and_seeds_that_libraries_refuse_start_nothing(
+    miles: Miles,
+) -> None:
+    assert "--dry-run" in (refused := miles("launch", "quickstart", "-v")).err
+    assert refused.code == 2
+    seed = miles("launch", "quickstart", "--dry-run", "--seed", "20261201130000")
+    assert seed.code == 3 and "run.seed" in seed.err
+
+
 def test_a_dry_run_says_that_epochs_have_no_steps_before_rows_are_read(miles: Miles) -> None:
     words = ("launch", "quickstart-sft", "--dry-run", "--on", "1xH200")
     assert "`train.epochs` is 3" in miles(*words, "--set", "train.epochs=3").err

@@ -51,3 +51,11 @@ def test_the_newest_verdict_and_what_the_attempt_took_are_known() -> None:
     history.feed(stamped(RunEnded(outcome="done", step=1, seconds=12.5)))
     assert history.verdict is not None and history.verdict["headline"] == "It is learning."
     assert (history.outcome, history.took_s) == ("done", 12.5)
+
+
+def test_the_seconds_of_earlier_attempts_are_added_without_the_pauses_between() -> None:
+    history = History()
+    for second, phase in ((0, "start"), (2, "train"), (9, "stop"), (50, "start"), (55, "train")):
+        time = f"2026-12-01T10:00:{second:02}Z"
+        history.feed({"time": time, "event": "PhaseStarted", "phase": phase})
+    assert history.earlier_s == 9.0 and history.last_s - history.began_s == 5.0

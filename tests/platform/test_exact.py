@@ -73,7 +73,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(name: str) -> None:
 
 @pytest.mark.parametrize("seed", [367, 735, 1476, 2664, 4128])
 def test_few_rows_of_bfloat16_have_the_bits_of_many(seed: int) -> None:
-    """oneDNN has a kernel of its own for up to 8 rows, whose sums differ once in a million."""
+    """oneDNN has a kernel in bfloat16 for up to 8 rows, whose sums differ once in a million."""
     source = torch.Generator().manual_seed(seed)
     weight = torch.randn(8, 64, generator=source).bfloat16()
     x = (3 * torch.randn(1003, 64, generator=source)).bfloat16()
@@ -102,6 +102,16 @@ def test_a_column_has_the_same_bits_wherever_it_lies_in_the_weight(dtype: torch.
     whole = onednn.product(x, weight)
     assert torch.equal(onednn.product(x, weight[order].contiguous()), whole[:, order])
     assert torch.equal(onednn.product(x, weight[:72].contiguous()), whole[:, :72])
+
+
+def test_a_head_that_is_converted_in_parts_has_the_bits_of_one_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight = torch.randn(33, 144).bfloat16(), torch.randn(217, 144).bfloat16()
+    whole = onednn.product(x, weight)
+    torch.testing.assert_close(whole, F.linear(x, weight))
+    monkeypatch.setattr(onednn, "MAX_CONVERTED", 216 * 144)  # the rest would be one column
+    assert torch.equal(onednn.product(x, weight), whole)
 
 
 def test_it_is_not_turned_on_without_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

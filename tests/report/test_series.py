@@ -11,6 +11,7 @@ from milescli.report.series import (
     MIN_STEPS,
     area,
     common_level,
+    common_width,
     first_step_at,
     mean_difference,
     paired_differences,
@@ -107,24 +108,37 @@ def test_a_level_that_both_reach_is_reached_first_by_the_faster() -> None:
     fast = {step: min(1.0, step / 20) for step in range(1, 101)}
     slow = {step: min(0.9, step / 60) for step in range(1, 101)}
     level = common_level(fast, slow, rises=True)
-    first, second = (first_step_at(one, level, rises=True) for one in (fast, slow))
+    first, second = (first_step_at(one, level, rises=True, width=10) for one in (fast, slow))
     assert 0.7 < level < 0.9 and first < second
-    assert first_step_at(slow, 0.95, rises=True) is None
+    assert first_step_at(slow, 0.95, rises=True, width=10) is None
     falling = {step: 1.0 - value for step, value in fast.items()}
-    assert first_step_at(falling, 0.5, rises=False) == first_step_at(fast, 0.5, rises=True)
+    assert first_step_at(falling, 0.5, rises=False, width=10) == first_step_at(
+        fast, 0.5, rises=True, width=10
+    )
     assert common_level(fast, falling, rises=True) is None
 
 
 def test_the_trailing_mean_looks_back_alone() -> None:
     values = {step: float(step == 50) for step in range(1, 101)}
-    smooth = trailing_means(values)
+    smooth = trailing_means(values, 10)
     assert smooth[49] == 0.0 and smooth[50] == pytest.approx(0.1) == smooth[59]
     assert smooth[60] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_spike_is_forgotten_when_it_is_a_tenth_of_the_run_ago() -> None:
     values = {step: 1e20 if step == 5 else 1.0 for step in range(1, 101)}
-    assert [trailing_means(values)[step] for step in range(15, 101)] == [1.0] * 86
+    assert [trailing_means(values, 10)[step] for step in range(15, 101)] == [1.0] * 86
+
+
+def test_a_run_that_goes_on_longer_reached_a_value_no_later() -> None:
+    """Smoothing over a tenth of each run said that of two equal curves the longer was slower."""
+    short, long = ({step: 1 - 1 / step for step in range(1, last)} for last in (101, 1001))
+    width = common_width(short, long)
+    assert width == common_width(long, short) == 10
+    level = common_level(short, long, rises=True)
+    assert level == common_level(short, short, rises=True)
+    reached = [first_step_at(one, level, rises=True, width=width) for one in (short, long)]
+    assert reached[0] == reached[1] is not None
 
 
 def test_medians_are_compared_where_there_are_some() -> None:

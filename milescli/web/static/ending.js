@@ -20,8 +20,8 @@ export function endingCard(why) {
     why.first && log(why),
     isBad && h("details", { data: { name: "end" } },
       h("summary", {}, "What happened before, memory and the kernel's log"),
-      part(`Attempt ${why.attempt} (UTC)`, why.timeline.map(([time, text]) =>
-        `${time.slice(11, 19).padEnd(8)}  ${text}`)),
+      part(`Attempt ${why.attempt} (UTC)`, inUtc(why.timeline)
+        .map(([time, text]) => `${time}  ${text}`)),
       part("Memory", memory(why.memory)),
       part("Kernel", why.kernel === null ? ["You may not read the kernel's log."]
         : why.kernel.length ? why.kernel
@@ -53,12 +53,20 @@ function log({ first, log: file, last_lines: lines }) {
         "Show its whole log")));
 }
 
+/** The same with the time of day in place of each time; with its date if they are of several days. */
+function inUtc(moments) {
+  const days = new Set(moments.map(([time]) => time.slice(0, 10)).filter(Boolean));
+  const begin = days.size > 1 ? 0 : 11;
+  return moments.map(([time, what]) =>
+    [time.slice(begin, 19).replace("T", " ").padEnd(19 - begin), what]);
+}
+
 function memory(known) {
   if (!known?.curve.length) return [];
   const gib = (size) => `${(size / 2 ** 30).toFixed(2)} GiB`;
   return [
-    `all processes: ${known.curve.map(([time, size]) =>
-      `${gib(size)} at ${time.slice(11, 19)}`).join(", ")}`,
+    `all processes: ${inUtc(known.curve).map(([time, size]) =>
+      `${gib(size)} at ${time}`).join(", ")}`,
     `at most: ${Object.entries(known.peak).map(([name, size]) =>
       `${name} ${gib(size)}`).join(", ")}`,
     known.oom_kills === null ? "" : `killed by the kernel for lack of memory: ${known.oom_kills}`,
