@@ -225,7 +225,7 @@ def find_why(run: RunDir, *, is_over: bool = False) -> Why:
 def _outcome(run: RunDir, log_dir: Path | None, verdict: Record, *, is_over: bool) -> str:
     if not is_over and is_locked(run):
         return "running"
-    return "not started" if log_dir is None else str(verdict.get("outcome", "killed"))
+    return str(verdict.get("outcome", "not started" if log_dir is None else "killed"))
 
 
 def _summary(run: RunDir, outcome: str, step: int, cause: Record | None, *, saved: bool) -> str:

@@ -14,6 +14,7 @@ from typing import IO
 
 from milescli.checkpoint.run_dir import ADAPTERS, RunDir, is_locked, running_error, take_flock
 from milescli.core.errors import MachineError
+from milescli.core.files import last_records
 
 LOCK_TRIES, LOCK_WAIT_S = 10, 0.05
 """A driver tries so often, with so many seconds between: longer than any look."""
@@ -37,16 +38,26 @@ def lock(run: RunDir) -> Iterator[None]:
 
 def state_of(run: RunDir, *, outcome: str | None = None) -> str:
     """Return not started, running, done, stopped, failed or killed. `outcome`: the outcome in the
-    events, for a run of which only these are left. An adapter's state is that of the run that
-    trains it."""
+    events, for a run whose logs are gone; None: read it there. An adapter's state is that of the
+    run that trains it."""
     above = RunDir(run.path.parent.parent)
     if run.path.parent.name == ADAPTERS and above.is_run:
         run = above
-    if not run.attempts():
-        return "running" if is_locked(run) else outcome or "not started"
     if (verdict := run.verdict()) is not None:
         return str(verdict.get("outcome", "killed"))
-    return "running" if is_locked(run) else outcome or "killed"
+    if is_locked(run):
+        return "running"
+    return outcome or _recorded_outcome(run) or ("killed" if run.attempts() else "not started")
+
+
+def _recorded_outcome(run: RunDir) -> str | None:
+    """Return the outcome of the newest attempt, if the last events report it."""
+    for event in last_records(run.events_file):
+        if event.get("event") == "RunEnded":
+            return str(event.get("outcome", "killed"))
+        if event.get("event") == "PhaseStarted" and event.get("phase") == "start":
+            return None
+    return None
 
 
 def _try_lock(file: IO[str]) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from milescli.commands import suggest
-from milescli.commands.options import verb
+from milescli.commands.options import fixes_in_words_of, verb
 from milescli.console.output import Output
 
 EXAMPLES = [
@@ -39,5 +39,6 @@ def algorithms(
     if name is None:
         show_algorithms(algorithm_rows(), output=output)
         return
-    settings_of(name)  # refuses a name that is none
+    with fixes_in_words_of("miles algorithms ", instead_of="--set train.algorithm="):
+        settings_of(name)  # refuses a name that is none
     show_algorithm(next(row for row in algorithm_rows() if row.name == name), output=output)

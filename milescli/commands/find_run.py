@@ -3,6 +3,7 @@ directory."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base import is_converted
-from milescli.checkpoint.run_dir import RECIPE_FILE
+from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir
 from milescli.core.errors import CheckpointError, MachineError, nearest, unreadable_folder
 
 if TYPE_CHECKING:
@@ -79,9 +80,13 @@ def fetch_run(url: str, *, output: Output) -> Path:
 
 def _is_run(folder: Path) -> bool:
     try:
-        return (folder / RECIPE_FILE).is_file()
+        is_run = (folder / RECIPE_FILE).is_file()
+        for file in (folder / RECIPE_FILE, RunDir(folder).events_file):
+            if is_run and file.exists() and not os.access(file, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
     except PermissionError as error:
         raise unreadable_folder(folder, error) from error
+    return is_run
 
 
 def _is_restored(folder: Path) -> bool:
@@ -122,7 +127,7 @@ def newest_run(run: str | None) -> Path:
             why=f"{folder} contains no runs",
             fix=["miles launch --recipe quickstart", "pass its directory: miles status DIR"],
         )
-    return folder / names[0]
+    return find_run(names[0], folder=folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.commands.find_run import EvalTarget, find_eval_target, runs_folder
+from milescli.commands.options import fixes_in_words_of
 from milescli.console import theme
 from milescli.console.columns import percent
 from milescli.console.output import Output
@@ -189,14 +192,18 @@ def _measure_target(
         steps = options.steps if target.step is None else str(target.step)
         from milescli.runtime.evaluation.evaluate import evaluate_run
 
-        results = evaluate_run(
-            target.run,
-            steps=steps,
-            eval_options=eval_options,
-            environ=os.environ,
-            output=output,
-            use_engines=options.use_engines,
-        )
+        verb = "eval" if options.use_engines is None else options.verb
+        at = f"miles {verb} {RunDir(target.run.absolute()).typed}@"
+        takes_step = target.step is None and options.use_engines is None
+        with nullcontext() if takes_step else fixes_in_words_of(at, instead_of="--step "):
+            results = evaluate_run(
+                target.run,
+                steps=steps,
+                eval_options=eval_options,
+                environ=os.environ,
+                output=output,
+                use_engines=options.use_engines,
+            )
         return target.run, results
     if options.steps is not None:
         raise typer.BadParameter(f"--step and --steps apply to runs, and `{subject}` is not a run")

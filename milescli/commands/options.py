@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 
 from milescli.commands import suggest
 from milescli.console.pager import paging
+from milescli.core.errors import MilesError
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -330,6 +331,20 @@ def flags_of(**options: tuple[str, object]) -> dict[str, str]:
         for key, (option, value) in options.items()
         if value is not None
     }
+
+
+@contextmanager
+def fixes_in_words_of(verb_words: str, *, instead_of: str) -> Iterator[None]:
+    """Let errors name what this verb takes: their fixes begin with `verb_words` where they began
+    with `instead_of`, an option that this verb does not have."""
+    try:
+        yield
+    except MilesError as error:
+        error.fixes = [
+            verb_words + fix.removeprefix(instead_of) if fix.startswith(instead_of) else fix
+            for fix in error.fixes
+        ]
+        raise
 
 
 def recipe_environment() -> dict[str, object]:

@@ -7,7 +7,13 @@ from typing import Annotated
 import typer
 
 from milescli.commands.find_run import find_run, newest_run
-from milescli.commands.options import Group, RunArgument, SetOption, verb
+from milescli.commands.options import (
+    Group,
+    RunArgument,
+    SetOption,
+    fixes_in_words_of,
+    verb,
+)
 from milescli.console.output import Output
 
 TRY_EXAMPLES = [
@@ -67,9 +73,10 @@ def try_reward(
     from milescli.runtime.evaluation.rescore import compare_rewards
 
     pair, path = (None, reward), find_run(run)
-    compared = compare_rewards(
-        path, rewards=pair, sets=sets or [], last=last, right_above=right_above
-    )
+    with fixes_in_words_of("--reward ", instead_of="--set rollout.reward="):
+        compared = compare_rewards(
+            path, rewards=pair, sets=sets or [], last=last, right_above=right_above
+        )
     show_comparison(compared, num_flips=show, output=context.obj)
 
 

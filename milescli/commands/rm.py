@@ -54,10 +54,11 @@ def remove(
         output.note(f"{one.shown}: {format_bytes(size)}, {_checkpoints(one)}")
     if not yes:
         if not sys.stdin.isatty():
+            end_of_options = ["--"] if any(run.startswith("-") for run in runs) else []
             raise RecipeError(
                 "nothing was deleted",
                 why="there is no terminal to ask for confirmation",
-                fix=shlex.join(["miles", "rm", *runs, "--yes"]),
+                fix=shlex.join(["miles", "rm", "--yes", *end_of_options, *runs]),
             )
         typer.confirm(f"Delete {'it' if len(opened) == 1 else 'them'}?", abort=True, err=True)
     for one in opened:

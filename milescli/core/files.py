@@ -55,6 +55,7 @@ _PATH_ERRORS = {
     errno.EISDIR: "ls -ld {path}   # a folder, where a file should be",
 }
 """Error number -> a command that shows more about the path, for errors that the path causes."""
+_PARENT_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _SHOWN_PATH = 200
 
 
@@ -64,6 +65,10 @@ def path_error(error: OSError) -> MilesError | None:
     if not isinstance(error.filename, str | bytes) or error.errno not in _PATH_ERRORS:
         return None
     path = os.fsdecode(error.filename)
+    folder = os.path.dirname(path) or "."
+    is_new = os.access(folder, os.X_OK) and not os.path.lexists(path)
+    if is_new and error.errno in _PARENT_ERRORS:
+        path = folder  # which refused a new file, maybe one with a temporary name
     if len(path) > _SHOWN_PATH:
         path = f"{path[: _SHOWN_PATH // 2]}...{path[-_SHOWN_PATH // 2 :]}"
     return MilesError(

@@ -36,7 +36,7 @@ from milescli.checkpoint.hf_folder import (
 from milescli.checkpoint.matching import match
 from milescli.checkpoint.record import copy_non_weights, read_record
 from milescli.checkpoint.source import QuantisedReader, Source, open_source
-from milescli.core.errors import CheckpointError, MilesError
+from milescli.core.errors import CheckpointError, MachineError, MilesError
 from milescli.core.units import format_bytes
 from milescli.export.config import exported_config, patterns_of_passed, with_untied_embeddings
 from milescli.export.stored import ReadBackErrors, compare, plain, read_entries
@@ -248,10 +248,17 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     out = out.expanduser().resolve()
     is_there = out.is_dir()
     part = out / _PART if is_there else out.with_name(f".{out.name}{_PART}")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(part)
-    part = part.with_name(f"{part.name}{secrets.token_hex(4)}")
-    part.mkdir()
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(part)
+        part = part.with_name(f"{part.name}{secrets.token_hex(4)}")
+        part.mkdir()
+    except OSError as error:
+        raise MachineError(
+            f"the folder {out} cannot be created",
+            why=f"{type(error).__name__}: {error.strerror}",
+            fix=f"ls -ld {shlex.quote(str(out.parent))}   # who may write there?",
+        ) from error
     try:
         with ExitStack() as lock:
             with suppress(OSError):  # where there are no locks, nothing is found abandoned, either

@@ -24,6 +24,7 @@ from milescli.insight.reader import DAMAGED, object_of
 
 Json = dict[str, Any]
 T = TypeVar("T")
+UNREADABLE = "unreadable"
 BLOCK_BYTES = 2**20
 BACK_BYTES = 16 * 2**20
 """Number of bytes at the end of a file that are searched."""
@@ -35,7 +36,7 @@ class RunState:
 
     name: str
     state: str
-    """State of the run, as `state_of` returns it."""
+    """State of the run, as `state_of` returns it, or UNREADABLE."""
     step: int
     num_steps: int | None
     reward: float | None
@@ -104,6 +105,8 @@ class RunStates:
 
 def _state_of(run: RunDir) -> str:
     try:
+        if run.events_file.exists() and not os.access(run.events_file, os.R_OK):
+            return UNREADABLE  # another user's: nothing says whether it is running
         return state_of(run)
     except (OSError, ValueError):  # not ours to read, or not made by us: the others are listed
         return "not started"

@@ -13,7 +13,7 @@ from milescli.checkpoint import run_lock
 from milescli.checkpoint.run_dir import RunDir, is_locked, verdict_file
 from milescli.checkpoint.run_lock import lock, state_of
 from milescli.core.errors import MachineError, MilesError
-from milescli.core.events import RunEnded
+from milescli.core.events import PhaseStarted, RunEnded
 from milescli.insight.reader import read_history
 from tests.fake_run import WrittenRun
 
@@ -81,6 +81,11 @@ def test_the_end_of_an_attempt_before_is_not_the_end_of_this_one(written: Writte
 
 def test_a_run_of_which_only_events_are_left_ended_as_they_say(written: WrittenRun) -> None:
     assert state_of(written.run, outcome="done") == "done"
+    assert state_of(written.run) == "not started"
+    written.tell(RunEnded(outcome="done", step=3, seconds=1.0))
+    assert state_of(written.run) == "done"
+    written.tell(PhaseStarted(phase="start"))  # resumed, and nothing says how that ended
+    assert state_of(written.run) == "not started"
 
 
 def test_an_adapter_is_in_the_state_of_its_run(written: WrittenRun) -> None:

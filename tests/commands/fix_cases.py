@@ -57,6 +57,7 @@ COMMANDS = {
     OWN.replace("data.eval=null", "data.eval=sums.jsonl"): "are also training prompts",
     f"{QUICK} --name taken": "is in use",
     "data check sum.jsonl": "there is no file",
+    "algorithms gsppo": "there is no algorithm",
     "data check sums.jsonl --prompt-key qestion": "no column `qestion`",
     "status nosuch": "there is no run",
     "models ./nosuch": "the model ./nosuch does not exist",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milescli.commands.find_run import EvalTarget, find_eval_target
-from milescli.core.errors import ExitCode, MemoryTaken
+from milescli.core.errors import CheckpointError, ExitCode, MemoryTaken
 from milescli.plan.engines_alone import REMOTE_SERVER_FIX
 from milescli.runtime.evaluation import chat
 from milescli.runtime.evaluation.results import SetResult, write_result
@@ -246,3 +246,20 @@ def test_a_model_that_does_not_fit_has_the_fixes_of_the_verb_that_was_typed(
     assert talked.code == ExitCode.DOES_NOT_FIT
     assert "fix: --tokens 256   # shorter responses" in talked.err
     assert "train.precision=bf16" in talked.err and "miles eval" not in talked.err
+
+
+def test_a_step_without_a_checkpoint_has_the_fixes_of_the_verb_that_was_typed(
+    miles: Miles, replace: Replace, run_dir: Path
+) -> None:
+    """`chat`, `serve` and RUN@STEP take no `--step`."""
+
+    def evaluate_run(*_: object, **__: object) -> None:
+        raise CheckpointError("no such step", why="30", fix="--step 30   # the newest")
+
+    assert chat, "it is imported before what it imports is replaced"
+    replace("milescli.runtime.evaluation.evaluate", evaluate_run=evaluate_run)
+    run = f"{run_dir.parent.name}/{run_dir.name}"
+    assert "fix: --step 30   # the newest" in miles("eval", run, "--step", "99").err
+    assert f"fix: miles eval {run}@30   # the newest" in miles("eval", f"{run}@99").err
+    for subject in (run, f"{run}@99"):
+        assert f"fix: miles chat {run}@30   # the newest" in miles("chat", subject).err

@@ -23,7 +23,7 @@ def test_a_name_with_a_space_is_quoted_in_the_command(miles: Miles) -> None:
     make_run("my run", outcome="done", steps=3)
     told = miles("profile", "my run").err
     assert "miles profile 'my run' --steps 2" in told and "miles resume 'runs/my run'" in told
-    assert "miles rm 'my run' --yes" in miles("rm", "my run").err
+    assert "miles rm --yes 'my run'" in miles("rm", "my run").err
     said = miles("report", "my run", "--to", "no folder/report.md")
     assert "fix: mkdir -p 'no folder'" in said.err
 

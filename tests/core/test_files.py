@@ -45,11 +45,16 @@ def test_what_is_no_file_is_named_and_not_waited_for(
         assert error.why.startswith(what_it_is) and str(file) in error.what
 
 
-def test_what_the_system_refuses_for_the_path_s_sake_is_an_error_for_users() -> None:
+def test_what_the_system_refuses_for_the_path_s_sake_is_an_error_for_users(
+    tmp_path: Path,
+) -> None:
     locked = path_error(
         PermissionError(errno.EACCES, "Permission denied", "/their data/rows.jsonl")
     )
     assert locked is not None and locked.what == "`/their data/rows.jsonl` cannot be used"
     assert locked.fixes[0].startswith("ls -ld '/their data/rows.jsonl'")
+    new = str(tmp_path / ".note-22015")
+    refused = path_error(OSError(errno.EROFS, "Read-only file system", new))
+    assert refused is not None and refused.fixes[0].startswith(f"findmnt -T {tmp_path} ")
     assert path_error(OSError(errno.EIO, "Input/output error", "rows.jsonl")) is None
     assert path_error(OSError(errno.EACCES, "Permission denied")) is None

@@ -17,7 +17,7 @@ from milescli.checkpoint import hf_folder
 from milescli.checkpoint.formats import fp4, fp8_block, int4, mxfp8
 from milescli.checkpoint.source import QuantisedReader, open_source
 from milescli.checkpoint.weight_files import INDEX_NAME
-from milescli.core.errors import CheckpointError
+from milescli.core.errors import CheckpointError, MachineError
 from milescli.export import folder as exporting
 from milescli.export.folder import WrittenFolder, atomic_folder, write_folder
 from tests.export.models import (
@@ -398,6 +398,14 @@ def test_a_target_that_is_used_and_a_disk_that_is_small_are_refused(
     with pytest.raises(CheckpointError, match="too small"):
         export(tmp_path, QWEN3, "bf16", base=tmp_path / "base")
     assert {path.name for path in tmp_path.iterdir()} == {"base"}
+
+
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(MachineError, match="/proc/exported cannot be created"),
+        atomic_folder(Path("/proc/exported")),
+    ):
+        pass
 
 
 def test_a_full_disk_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
