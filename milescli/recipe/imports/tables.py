@@ -222,7 +222,7 @@ def _choice_row(choices: Mapping[Any, RowResult], *, what: str) -> Row:
         known = value
         if isinstance(value, str):
             known = value.lower().replace("-", "_").rpartition(".")[2]
-        return choices.get(known, f"{what} `{value}`, which miles does not have")
+        return choices.get(known, f"{WARNS}{what} `{value}`, which miles does not have")
 
     return row
 

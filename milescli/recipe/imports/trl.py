@@ -224,6 +224,30 @@ def kl(value: Any, found: ForeignConfig) -> RowResult:
     }
 
 
+def unbiased(value: Any, found: ForeignConfig) -> RowResult:
+    """Map the KL term's weight by the ratio, which only a KL term in the loss has."""
+    in_loss = is_rl(found) and not is_rloo(found) and found.value("beta", 0.0) > 0
+    return {"train.kl_unbiased": value} if in_loss else {}
+
+
+def mixed_reference(value: Any, found: ForeignConfig) -> RowResult:
+    """Note that the policy is mixed into the reference, which miles replaces."""
+    why = f"TRL mixes {value:g} of the policy into the reference; miles replaces it by the policy"
+    return {} if value == 1 else {NOTE: why}
+
+
+def divergence(value: Any, found: ForeignConfig) -> RowResult:
+    """Note a divergence of pairs other than the reverse KL."""
+    name = str(value).lower().rpartition(".")[2]
+    why = f"measures the distance to the reference by `{value}`; miles, by the reverse KL"
+    return {} if name == "reverse_kl" else f"{WARNS}{why}"
+
+
+def top_entropy(value: Any, found: ForeignConfig) -> RowResult:
+    """Note that only tokens of high entropy are trained on."""
+    return {} if value == 1 else f"{WARNS}trains on the share {value:g} of tokens, of most entropy"
+
+
 def clip_high(value: Any, found: ForeignConfig) -> RowResult:
     """Map the upper clip bound; that of CISPO is mapped with the loss."""
     return {} if found.value("loss_type") == "cispo" else {"train.clip_high": value}
@@ -259,10 +283,14 @@ def loss(value: Any, found: ForeignConfig) -> RowResult:
         return _cispo(found)
     if not learns_from_pairs(found):
         return _GROUP_LOSSES.get(str(value), f"{WARNS}takes the loss {value}: see train.surrogate")
-    names = value if isinstance(value, list) else [value]
-    if len(names) == 1 and str(names[0]) in _LOSSES:
-        return {"train.preference.loss": _LOSSES[str(names[0])]}
-    return f"{WARNS}takes the loss {value}: see train.preference.loss"
+    names = [str(one) for one in (value if isinstance(value, list) else [value])]
+    weights = dict(zip(names, found.value("loss_weights") or [1.0] * len(names), strict=False))
+    beside = [one for one in names if one != "sft"]
+    if len(beside) != 1 or beside[0] not in _LOSSES or weights.get(beside[0]) != 1:
+        more = f" with weights {[*weights.values()]}" if len(names) > 1 else ""
+        return f"{WARNS}takes the loss {value}{more}: see train.preference.loss"
+    settings = {"train.preference.loss": _LOSSES[beside[0]]}
+    return settings | ({"train.preference.sft_weight": weights["sft"]} if "sft" in names else {})
 
 
 def iterations(value: Any, found: ForeignConfig) -> RowResult:

@@ -235,6 +235,12 @@ def replay(value: Any, found: ForeignConfig) -> RowResult:
     return {"train.routing_replay": True} if value == "R3" else "replays the trainer's own routing"
 
 
+def trainer_mode(value: Any, found: ForeignConfig) -> RowResult:
+    """Note a mode in which engines sample while the trainer trains."""
+    why = "samples while it trains: see rollout.max_staleness and docs/asynchronous.md"
+    return {} if value == "sync" else f"{WARNS}{why}"
+
+
 def adaptive(value: Any, found: ForeignConfig) -> RowResult:
     """Check that the KL coefficient is fixed."""
     return {} if value == "fixed" else "adapts the KL coefficient to a target"

@@ -379,6 +379,36 @@ MEANINGS: dict[str, Meaning] = {
             "train.clip_high": 4.0,
         },
     ),
+    "TRL: what is on by default with a KL term, a reference that moves and a target entropy": (
+        "train.py",
+        "GRPOTrainer(model='/m', reward_funcs=[f], args=GRPOConfig(beta=0.04, max_steps=9, "
+        "sync_ref_model=True, use_adaptive_entropy=True))",
+        {
+            "train.kl_unbiased": True,
+            "train.reference_every": 512,
+            "train.entropy_target": 0.2,
+            "train.entropy_delta": 0.005,
+            "train.entropy_max": 1.0,
+        },
+    ),
+    "TRL: without a KL term nothing of it is set": (
+        "train.py",
+        "GRPOTrainer(model='/m', reward_funcs=[f], args=GRPOConfig(max_steps=9))",
+        {"train.kl_coef": 0.0, "train.kl_unbiased": False, "train.reference_every": 0},
+    ),
+    "TRL: a loss of pairs beside that of SFT": (
+        "train.py",
+        "DPOTrainer(model='/m', train_dataset=load_dataset('a/b'), args=DPOConfig(max_steps=9, "
+        "loss_type=['ipo', 'sft'], loss_weights=[1.0, 0.2]))",
+        {"train.preference.loss": "ipo", "train.preference.sft_weight": 0.2},
+    ),
+    "verl: several rewards, and a KL term with the gradient of k2": (
+        "run.sh",
+        _VERL.replace("=grpo", "=gdpo")
+        + f"{_ACTOR}.use_kl_loss=true {_ACTOR}.kl_loss_type=low_var_kl+ "
+        "'+algorithm.gdpo_reward_keys=[format]' '+algorithm.gdpo_reward_weights=[0.3]'",
+        {"train.advantage": "gdpo", "train.kl_estimator": "k2"},
+    ),
     "TRL: a notebook": (
         "a.ipynb",
         _NOTEBOOK,

@@ -28,6 +28,33 @@ def test_a_word_means_what_it_does_there(tmp_path: Path, meaning: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
+        (
+            "run.sh",
+            "python -m verl.trainer.main_ppo data.train_files=a.jsonl "
+            "actor_rollout_ref.model.path=/m algorithm.adv_estimator=newest "
+            "trainer.v1.trainer_mode=separate_async distillation.enabled=True",
+            ["by `newest`, which miles", "rollout.max_staleness", "train.distill"],
+        ),
+        (
+            "dpo.py",
+            "DPOTrainer(model='/m', train_dataset=load_dataset('a/b'), args=DPOConfig("
+            "loss_type=['ipo', 'sft'], loss_weights=[2.0, 1.0], use_weighting=True, "
+            "f_divergence_type='js_divergence', sync_ref_model=True))",
+            ["with weights [2.0, 1.0]", "use_weighting", "the reverse KL", "0.6 of the policy"],
+        ),
+    ],
+)
+def test_what_changes_the_loss_and_has_no_counterpart_is_a_note_at_the_head(
+    tmp_path: Path, name: str, text: str, said: list[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    notes = "\n".join(import_files([tmp_path / name]).notes)
+    assert all(one in notes for one in said), notes
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
         ("gkd.py", "GKDTrainer(args=GKDConfig(temperature=0.9))", "docs/distillation.md"),
         ("a.py", "OnlineDPOTrainer(args=OnlineDPOConfig(beta=0.1))", "a judge orders"),
         ("a.yaml", "model_name_or_path: m\ndataset_name: d\n", "add `trainer=sft`"),
