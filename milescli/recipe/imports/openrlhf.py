@@ -213,26 +213,43 @@ def filter(value: Any, found: ForeignConfig) -> RowResult:
 
 
 def correction(value: Any, found: ForeignConfig) -> RowResult:
-    """Map the importance weights between trainer and engine."""
+    """Map the importance weights between trainer and engine, as a switch and a type."""
     if not value:
         return {}
     kind = found.value(f"{FIX}_type", "tis")
+    is_mask = kind is True or kind == "icepop"
+    return _corrected(found, by_sequence="seq" in str(kind), is_mask=is_mask)
+
+
+def correction_level(value: Any, found: ForeignConfig) -> RowResult:
+    """Map the importance weights between trainer and engine, as a level, a mode and a statistic."""
+    if value == "off":
+        return {}
+    gate = found.value(f"{FIX}_gating", "ratio")
+    if gate != "ratio" and found.value("actor.policy_loss_type") != "gspo":
+        why = f"leaves out tokens by `{gate}` between trainer and engine"
+        return f"{WARNS}{why}: see train.correction and train.surrogate"
+    is_mask = found.value(f"{FIX}_mode", "mask") == "mask"
+    return _corrected(found, by_sequence=value == "seq", is_mask=is_mask)
+
+
+def _corrected(found: ForeignConfig, *, by_sequence: bool, is_mask: bool) -> RowResult:
     bounds = found.value(f"{FIX}_threshold", [0.5, 5.0])
-    low, high = bounds if isinstance(bounds, list) else [0.0, bounds]
+    *lower, high = bounds if isinstance(bounds, list) else [bounds]
+    low = lower[0] if lower else 0.0
     if found.value("actor.policy_loss_type") == "gspo":  # its ratio is to the engine's instead
         return {"train.old_logprobs": "engine"}
     settings: dict[str, Any] = {
         "train.correction.kind": "importance",
         "train.correction.level": "token",
     }
-    if "seq" in str(kind):
+    if by_sequence:
         return settings | {
             "train.correction.high": _UNBOUNDED,
             "train.correction.reject_level": "geometric",
             "train.correction.reject_low": float(low),
             "train.correction.reject_high": float(high),
         }
-    is_mask = kind is True or kind == "icepop"
     return settings | {
         "train.correction.mode": "mask" if is_mask else "clip",
         "train.correction.low": float(low),

@@ -396,6 +396,31 @@ MEANINGS: dict[str, Meaning] = {
         "GRPOTrainer(model='/m', reward_funcs=[f], args=GRPOConfig(max_steps=9))",
         {"train.kl_coef": 0.0, "train.kl_unbiased": False, "train.reference_every": 0},
     ),
+    "OpenRLHF: a correction by level and mode, one bound, and a mean of sequences": (
+        "run.sh",
+        f"{_RLHF} group_norm --algo.advantage.is_correction_level token "
+        "--algo.advantage.is_correction_mode clip --algo.advantage.is_correction_threshold 3.0 "
+        "--actor.loss_agg_mode seq-mean-token-mean --algo.kl.use_loss "
+        "--algo.kl.unbiased_gradient",
+        {
+            "train.correction.kind": "importance",
+            "train.correction.level": "token",
+            "train.correction.mode": "clip",
+            "train.correction.low": 0.0,
+            "train.correction.high": 3.0,
+            "train.aggregation": "sequence_mean",
+            "train.kl_unbiased": True,
+        },
+    ),
+    "OpenRLHF: a mask by the mean ratio of a sequence": (
+        "run.sh",
+        f"{_RLHF} group_norm --algo.advantage.is_correction_level seq",
+        {
+            "train.correction.reject_level": "geometric",
+            "train.correction.reject_low": 0.5,
+            "train.correction.reject_high": 5.0,
+        },
+    ),
     "TRL: a loss of pairs beside that of SFT": (
         "train.py",
         "DPOTrainer(model='/m', train_dataset=load_dataset('a/b'), args=DPOConfig(max_steps=9, "
