@@ -81,6 +81,11 @@ def has_critic(found: ForeignConfig) -> bool:
     return found.value("adv_estimator") == "gae" and TEACHER not in found.settings
 
 
+def critic(value: Any, found: ForeignConfig) -> RowResult:
+    """Map the critic's learning rate, and its clip, without which ROLL does not clip."""
+    return {"train.critic.lr": value, "train.critic.clip": found.value("value_clip")}
+
+
 def in_loss(found: ForeignConfig) -> bool:
     """Return True if the loss has a KL term."""
     return bool(found.value("use_kl_loss"))

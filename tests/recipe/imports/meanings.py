@@ -421,6 +421,21 @@ MEANINGS: dict[str, Meaning] = {
             "train.correction.reject_high": 5.0,
         },
     ),
+    "Miles: the scale of an adapter whose alpha is not said": (
+        "run.sh",
+        f"{_SLIME} --lora-rank 32 --rm-type math",
+        {"train.lora.rank": 32, "train.lora.alpha": 16},
+    ),
+    "ROLL: a critic that is not clipped, and the rank of an adapter": (
+        "a.yaml",
+        f"{_ROLL}adv_estimator: gae\nlora_target: q_proj,v_proj\n",
+        {"train.critic.clip": None, "train.lora.rank": 8},
+    ),
+    "ROLL: a critic that is clipped": (
+        "a.yaml",
+        f"{_ROLL}adv_estimator: gae\nvalue_clip: 0.5\n",
+        {"train.critic.clip": 0.5},
+    ),
     "TRL: a loss of pairs beside that of SFT": (
         "train.py",
         "DPOTrainer(model='/m', train_dataset=load_dataset('a/b'), args=DPOConfig(max_steps=9, "
