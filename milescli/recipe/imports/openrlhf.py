@@ -125,7 +125,7 @@ def estimator(value: Any, found: ForeignConfig) -> RowResult:
 def row_tokens(value: Any, found: ForeignConfig) -> RowResult:
     """Map `data.max_len`, which in RL bounds prompt and response together."""
     if not _is_rl(found):
-        return {"data.max_row_tokens": value}
+        return {"data.max_row_tokens": value, "data.long_rows": "truncate"}
     new = found.value("rollout.max_new_tokens")
     if new is None:
         prompt = min(LONGEST_PROMPT, int(value) // 2)

@@ -207,7 +207,7 @@ def new_tokens(value: Any, found: ForeignConfig) -> RowResult:
 def epochs(value: Any, found: ForeignConfig) -> RowResult:
     """Map the epochs where they set the run's length: SFT and distillation."""
     if _counts_epochs(found):
-        return {"train.epochs": math.ceil(value)}
+        return {"train.epochs": value}
     return "counts passes over the data: max_steps ends the run"
 
 
@@ -269,7 +269,7 @@ def accumulated(value: Any, found: ForeignConfig) -> RowResult:
     """Count updates of a step's samples."""
     if found.value("ppo_epochs", 1) != 1:
         return f"with ppo_epochs={found.value('ppo_epochs')}, miles would use each sample once"
-    update = int(value) * int(found.value(f"{ARGS}.per_device_train_batch_size", 1)) * _ranks(found)
+    update = int(value) * int(found.value(f"{ARGS}.per_device_train_batch_size", 8)) * _ranks(found)
     if found.objective:
         return {"rollout.prompts_per_step": update}
     whole = int(found.value("rollout_batch_size", 128))

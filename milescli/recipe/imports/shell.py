@@ -265,7 +265,9 @@ def _without_assignments(words: list[Word], variables: dict[str, list[Word]]) ->
         text = words[at].text
         if (match := _ASSIGNS.fullmatch(text)) and "." not in match[1]:
             if match[1] not in variables or not _POSITION.fullmatch(match[3]):
-                variables[match[1]] = [Word(match[3], words[at].line)]
+                before = variables.get(match[1], []) if match[2] else []
+                value = " ".join(one.text for one in before) + match[3]
+                variables[match[1]] = [Word(value, words[at].line)]
         elif text not in _KEYWORDS and text not in _DECLARES:
             break
         at += 1
@@ -296,12 +298,22 @@ def _command(words: Sequence[Word], variables: dict[str, list[Word]]) -> Command
             return Command(rest[0].text, rest[1:], unknown, has_rest)
         is_module = word.text.startswith("openrlhf.cli.")
         if (is_module or word.text.endswith(".py")) and not word.text.startswith("-"):
-            return Command(word.text, rest, unknown, has_rest)
+            return Command(word.text, _of_accelerate(expanded[:at]) + rest, unknown, has_rest)
         if word.text in PRIME and rest and re.match(r"@|--\w+[.-]\w|--\w+$", rest[0].text):
             return Command(f"prime-rl {word.text}", rest, unknown, has_rest)
         if word.text == "trl" and rest:
             return Command(f"trl {rest[0].text}", rest[1:], unknown, has_rest)
     return None
+
+
+def _of_accelerate(words: Sequence[Word]) -> list[Word]:
+    """Return the number of processes, if `accelerate launch` says it before the program."""
+    texts = [one.text for one in words]
+    if "accelerate" not in texts:
+        return []
+    spread = [part for one in words for part in one.text.split("=", 1)]
+    at = spread.index("--num_processes") if "--num_processes" in spread[:-1] else None
+    return [] if at is None else [Word(f"--num_processes={spread[at + 1]}", words[0].line)]
 
 
 def _words(text: str, variables: dict[str, list[Word]]) -> Iterator[Word]:

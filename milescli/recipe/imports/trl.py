@@ -143,7 +143,7 @@ def has_lora_config(found: ForeignConfig) -> bool:
 def of_program(found: ForeignConfig) -> dict[str, Any]:
     """Return the keys that the trainer itself decides."""
     if not is_rloo(found):
-        return {"train.old_logprobs": "trainer"} if is_async(found) else {}
+        return {"train.old_logprobs": "engine"} if is_async(found) else {}
     return {
         "train.advantage": "rloo",
         "train.surrogate": "reinforce",
@@ -189,8 +189,9 @@ def batch(value: Any, found: ForeignConfig) -> RowResult:
     """Map the batch size to prompts and updates per step; for a run on rows, to rows per step."""
     accumulated = int(found.value("gradient_accumulation_steps", 1))
     samples = int(value) * int(found.value("num_processes", 1))
+    note = {} if found.value("num_processes") else {NOTE: _PROCESSES}
     if not is_rl(found):
-        return {"rollout.prompts_per_step": samples * accumulated}
+        return {"rollout.prompts_per_step": samples * accumulated, **note}
     steps = int(found.value("steps_per_generation", accumulated))
     whole = int(found.value("generation_batch_size", samples * steps))
     prompts = ratio(whole, int(found.value("num_generations", 8)))
@@ -199,7 +200,29 @@ def batch(value: Any, found: ForeignConfig) -> RowResult:
         return f"{whole} samples a step are no whole groups: add `num_processes=N`"
     if isinstance(number, str):
         return number
-    return {"rollout.prompts_per_step": prompts, "train.updates_per_step": max(1, number)}
+    return {"rollout.prompts_per_step": prompts, "train.updates_per_step": max(1, number), **note}
+
+
+_PROCESSES = (
+    "TRL multiplies per_device_train_batch_size by the number of processes, which its "
+    "configuration does not hold: `miles import FILE num_processes=8` sets it"
+)
+
+
+def is_unbounded(found: ForeignConfig) -> bool:
+    """Return True if rows are kept at any length: `max_length` is null."""
+    one = found.settings.get("max_length")
+    return one is not None and one.value is None
+
+
+def row_tokens(value: Any, found: ForeignConfig) -> RowResult:
+    """Map the bound of a row. SFT and losses of pairs cut off longer rows, reward models drop
+    them."""
+    if value <= 0:
+        why = "TRL keeps rows of any length; miles needs a bound, and refuses longer ones"
+        return {"data.long_rows": "error", NOTE: f"{why}: set data.max_row_tokens"}
+    settings = {"data.max_row_tokens": value}
+    return settings | ({} if is_reward(found) or is_rl(found) else {"data.long_rows": "truncate"})
 
 
 def _updates(found: ForeignConfig) -> int:
@@ -395,7 +418,7 @@ def epochs(value: Any, found: ForeignConfig) -> RowResult:
     them."""
     if found.value("max_steps", 0) > 0:
         return {}
-    return TEXTS["EPOCHS"] if is_rl(found) else {"train.epochs": math.ceil(value)}
+    return TEXTS["EPOCHS"] if is_rl(found) else {"train.epochs": value}
 
 
 def evaluates(value: Any, found: ForeignConfig) -> RowResult:

@@ -303,8 +303,9 @@ def samples(value: Any, found: ForeignConfig) -> RowResult:
 
 
 def group_std(value: Any, found: ForeignConfig) -> RowResult:
-    """Map the division by the group's std, which only GRPO's estimator reads."""
-    if str(found.value("algorithm.adv_estimator")).rpartition(".")[2].lower() != "grpo":
+    """Map the division by the group's std, which only some estimators read."""
+    name = str(found.value("algorithm.adv_estimator")).rpartition(".")[2].lower()
+    if name not in ("grpo", "grpo_vectorized", "grpo_passk"):
         return {}
     return {"train.normalize_std": "group" if value else "none"}
 
@@ -316,6 +317,30 @@ def correction(value: Any, found: ForeignConfig) -> RowResult:
     if value not in _LEVELS:
         return {} if value in ("null", False) else f"weights at the level `{value}`"
     return {"train.correction.kind": "importance", "train.correction.level": value}
+
+
+def threshold(value: Any, found: ForeignConfig) -> RowResult:
+    """Map the bound of the weights; two, as `0.5_5.0`, leave out tokens outside of them."""
+    lower, joint, upper = str(value).rpartition("_")
+    settings: dict[str, Any] = {"train.correction.high": float(upper)}
+    if joint:
+        settings |= {"train.correction.mode": "mask", "train.correction.low": float(lower)}
+    return settings
+
+
+def truncation(value: Any, found: ForeignConfig) -> RowResult:
+    """Map what becomes of rows that are too long; in RL, of prompts."""
+    if not found.objective:
+        return "says what becomes of longer prompts: see data.long_prompts"
+    kept = {"right": "truncate", "error": "error"}.get(str(value))
+    why = f"cuts longer rows on the {value}: miles cuts off their end, data.long_rows=truncate"
+    return {"data.long_rows": kept} if kept else f"{WARNS}{why}"
+
+
+def has_megatron_lora(found: ForeignConfig) -> bool:
+    """Return True if the rank is that of Megatron's adapter, whose alpha has another default."""
+    one = found.settings.get("actor_rollout_ref.model.lora_rank")
+    return one is not None and one.where.endswith(".lora.rank")
 
 
 def rejection(value: Any, found: ForeignConfig) -> RowResult:

@@ -436,6 +436,71 @@ MEANINGS: dict[str, Meaning] = {
         f"{_ROLL}adv_estimator: gae\nvalue_clip: 0.5\n",
         {"train.critic.clip": 0.5},
     ),
+    "a variable that is added to, and std of the vectorized estimator": (
+        "run.sh",
+        'ARGS="algorithm.adv_estimator=grpo_vectorized actor_rollout_ref.rollout.n=16"\n'
+        'ARGS+=" algorithm.norm_adv_by_std_in_grpo=False"\n'
+        "python3 -m verl.trainer.main_ppo $ARGS data.train_files=a.jsonl "
+        "actor_rollout_ref.model.path=/m",
+        {
+            "train.advantage": "grpo",
+            "rollout.samples_per_prompt": 16,
+            "train.normalize_std": "none",
+        },
+    ),
+    "verl: two bounds of the weights mask, and Megatron's adapter has another alpha": (
+        "run.sh",
+        f"{_VERL} {_FIX}.rollout_is=token {_FIX}.rollout_is_threshold=0.5_5.0 "
+        "actor_rollout_ref.model.lora.rank=64",
+        {
+            "train.correction.mode": "mask",
+            "train.correction.low": 0.5,
+            "train.correction.high": 5.0,
+            "train.lora.alpha": 32,
+        },
+    ),
+    "verl: longer rows end its SFT": (
+        "run.sh",
+        "torchrun -m verl.trainer.sft_trainer data.train_files=a.parquet model.path=/m",
+        {"data.long_rows": "error"},
+    ),
+    "TRL: asynchronous GRPO has defaults of its own": (
+        "train.py",
+        "AsyncGRPOTrainer(model='/m', reward_funcs=[f], args=AsyncGRPOConfig(max_steps=9))",
+        {
+            "train.old_logprobs": "engine",
+            "rollout.max_response_tokens": 2048,
+            "train.optimizer.schedule": "constant",
+        },
+    ),
+    "TRL: processes of the launcher, half an epoch, an adapter's kind, rows that are cut": (
+        "run.sh",
+        "accelerate launch --num_processes 8 trl/scripts/dpo.py --model_name_or_path /m "
+        "--dataset_name a/b --per_device_train_batch_size 2 --gradient_accumulation_steps 4 "
+        "--num_train_epochs 0.5 --use_peft --use_rslora",
+        {
+            "train.batch_size": 64,
+            "train.epochs": 0.5,
+            "train.lora.type": "rslora",
+            "data.long_rows": "truncate",
+        },
+    ),
+    "TRL: rows of any length, and the end of a schedule": (
+        "a.yaml",
+        "trainer: sft\nmodel_name_or_path: /m\ndataset_name: a/b\nmax_length: null\n"
+        "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 2.0e-6}\n",
+        {"data.long_rows": "error", "train.optimizer.min_lr": 2e-6},
+    ),
+    "ROLL: updates of a step by the defaults of a batch": (
+        "a.yaml",
+        _ROLL,
+        {"train.updates_per_step": 4},
+    ),
+    "slime: rows in order unless it shuffles": (
+        "run.sh",
+        f"{_SLIME} --rm-type math",
+        {"data.shuffle": False},
+    ),
     "TRL: a loss of pairs beside that of SFT": (
         "train.py",
         "DPOTrainer(model='/m', train_dataset=load_dataset('a/b'), args=DPOConfig(max_steps=9, "
